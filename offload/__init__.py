@@ -1,6 +1,6 @@
 """Run a whole book through a long-context model, as a library: text in, text out, or tokens in, events out.
 
-    from offload import LLM
+    from triforce import LLM  # or from offload
 
     llm = LLM("smollm2-135m")
     for piece in llm.ask(book, "Who is Alice?"):

@@ -62,6 +62,7 @@ class Summary:
     restore_s: float | None = None
     restored_tokens_per_s: float | None = None
     computed_tokens: int = 0  # of the prompt, that were run
+    saved_tokens: int = 0  # of those, that are in the prompt cache on disk since
     link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
     link_utilisation: float | None = None  # share of the time that the link was busy
     experts: Mapping[str, Any] | None = None  # what those in host memory did: the fields of `ExpertsRun`; None without

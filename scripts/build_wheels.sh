@@ -56,7 +56,7 @@ try_with() {
     CC=false "$place/bin/python" -m pip install --quiet --only-binary :all: "$work"/dist/*.whl pytest hypothesis >&2
     tar -xzf "$work"/dist/*.tar.gz -C "$place"
     cd "$place"/triforce-*/
-    rm -r offload triforce_cli
+    rm -r triforce offload triforce_cli
     "$place/bin/python" -c "from offload.kernels.native import find_kernel; find_kernel()"
     OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$place/bin/python" -m pytest -q "${tests[@]}" >&2
 }

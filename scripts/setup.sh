@@ -7,9 +7,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_USER=0
 
-# The newest torch that is tested. Installed before the rest, so that a machine without a GPU gets the CPU build where
-# its package index offers one.
+# The newest torch that is tested.
 readonly torch_requirement="torch==2.13.0"
+readonly cpu_builds="https://download.pytorch.org/whl/cpu"
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -69,15 +69,33 @@ write_stamp() {
     mv -f "$venv/stamp.partial" "$(stamp_of "$1")"
 }
 
+# Another index was chosen: pip asks that one alone.
+has_own_index() { [[ -n "${PIP_INDEX_URL:-}" || -n "$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null)" ]]; }
+
+has_nvidia_gpu() { [[ -e /dev/nvidia0 || -e /dev/dxg ]] || command -v nvidia-smi >/dev/null; } # dxg: in WSL
+
+# torch is installed before the rest. Its CPU build takes 0.8 GB on disk, its CUDA build with NVIDIA's libraries 5 GB.
+install_torch() {
+    local build="${TORCH:-}"
+    if [[ -z "$build" ]] && { has_nvidia_gpu || [[ "$(uname -s)" != Linux ]] || has_own_index; }; then build=default; fi
+    if [[ "$build" == "" || "$build" == cpu ]]; then
+        say "No NVIDIA GPU was found: torch's CPU build, 200 MB to download. TORCH=default takes the usual build."
+        if pip_install --retries 1 --index-url "$cpu_builds" "$torch_requirement"; then return; fi
+        say "It cannot be fetched from there; pip's own index has a build, too."
+    fi
+    pip_install "$torch_requirement"
+}
+
+pip_install() { "$venv/bin/python" -m pip install "${quiet[@]}" "$@" >&2; }
+
 install_project() {
     local extras="$1" quiet=(--quiet)
     if [[ -t 2 ]]; then quiet=(); fi # on a terminal pip shows its progress
     rm -f "$(stamp_of demo)" "$(stamp_of test)"
-    say "Installing into $venv: some minutes, once. With torch for a CPU it takes 2 GB on disk, with torch for CUDA"
-    say "several more. The package index decides which of the two pip finds; PIP_INDEX_URL names another index."
-    # pip before 21.3 cannot install in editable mode from pyproject.toml alone.
-    "$venv/bin/python" -m pip install "${quiet[@]}" "pip>=21.3" "$torch_requirement" >&2 || pip_failed
-    (cd "$root" && exec "$venv/bin/python" -m pip install "${quiet[@]}" --editable ".$extras") >&2 || pip_failed
+    say "Installing into $venv, once: some minutes, and 1.2 GB on disk, 6 GB with torch for CUDA."
+    pip_install "pip>=21.3" || pip_failed # older ones cannot install in editable mode from pyproject.toml alone
+    install_torch || pip_failed
+    (cd "$root" && pip_install --editable ".$extras") || pip_failed
 }
 
 pip_failed() { fail "pip could not install the project" "see its lines above; run this again to try once more"; }

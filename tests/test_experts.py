@@ -103,7 +103,7 @@ def test_layers_without_experts_are_dense():
     config = CONFIG | {"decoder_sparse_step": 2}
     shape = shape_from_config(config | {"mlp_only_layers": [3]}, {})
     assert [spec.is_sparse for spec in shape.specs] == [False, True, False, False, False, True]
-    assert (shape.experts.layers, shape.dense_layers) == (2, 4)
+    assert (shape.experts.layers, shape.layers) == (2, 6)
     assert shape_from_config(config | {"num_experts": 0}, {}).experts is None
 
 
@@ -153,7 +153,7 @@ def test_experts_of_gpt_oss_have_clamped_gates_and_biases():
     layer = LayerPass(LayerSpec(router="chosen", router_bias=True, swiglu_limit=7.0), None, do)
     x = 9 * torch.randn(11, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        expected, found = theirs(x[None])[0][0], experts.mixed(x, "chosen", layer.activated)
+        expected, found = theirs(x[None])[0][0], experts.mixed(x, layer.spec, layer.activated)
         inner = experts.gate_up[0](x)
     assert inner.abs().max() > 8, "nothing is clamped"
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)

@@ -60,6 +60,7 @@ LLAMAS = {  # of the families without a case of their own, and every RoPE type; 
     "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama-own-head-dim": ("llama", {"head_dim": 48}),
     "qwen2": ("qwen2", {}),
+    "seed-oss-biased": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     "qwen3-biased": ("qwen3", {"head_dim": 32, "attention_bias": True}),
     **{kind: ("llama", {"rope_parameters": {"rope_type": kind} | more}) for kind, more in SCALED.items()},
 }
@@ -172,6 +173,7 @@ def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
         ("gemma4_text", {"use_bidirectional_attention": True} | PLAIN, "both directions"),
         ("gemma4_text", {"rope_parameters": PARTIAL_WINDOWS["gemma4"]} | PLAIN, "layers with a window"),
         ("gemma3_text", {"rope_parameters": PARTIAL_WINDOWS["gemma3"]}, "layers with a window"),
+        ("glm4_moe", {"n_group": 8}, "experts in groups"),
         ("gpt_oss", {"swiglu_alpha": 2.0, "num_key_value_heads": 2}, "swiglu_alpha"),
     ],
 )
@@ -267,6 +269,17 @@ def test_the_text_part_of_qwen3_5_loads_without_what_predicts_further_tokens(tmp
     model = load(checkpoint, False)
     assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
     assert read_shape(tmp_path / "config.json").parameters == model.shape.parameters
+
+
+def test_a_layer_that_predicts_further_tokens_is_not_read_as_the_decoders_next_one(tmp_path):
+    family, changes = FAMILY_CASES["glm4-moe"]
+    reference = make_hf_model(family, **changes | {"num_mtp_layers": 1})
+    write_family(tmp_path / "model.gguf", reference, change=lambda writer: writer.add_nextn_predict_layers(1))
+    reference.config.num_hidden_layers = 2
+    reference.save_pretrained(tmp_path)
+    for checkpoint in (FolderCheckpoint(tmp_path), GGUFCheckpoint(tmp_path / "model.gguf")):
+        check_tensors(checkpoint)
+        assert checkpoint.shape.layers == 2
 
 
 def test_the_text_part_of_gemma_4_loads(tmp_path):

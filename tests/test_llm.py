@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import offload
+import triforce
 from offload import (
     LLM,
     EngineConfig,
@@ -144,7 +145,8 @@ def test_exported_names_are_seen_by_people_and_type_checkers():
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in checked.body for alias in node.names}
     assert imported == offload._HOMES and sorted(imported) == sorted(offload.__all__)
-    assert set(offload.__all__) <= set(dir(offload))
+    assert set(offload.__all__) <= set(dir(offload)) and set(triforce.__all__) == set(dir(triforce))
+    assert triforce.LLM is offload.LLM
     code = (
         "import sys, offload; dir(offload); offload.Sampling(); print('torch' in sys.modules, 'numpy' in sys.modules)"
     )

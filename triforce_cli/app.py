@@ -6,7 +6,7 @@ Importing this imports no torch: `triforce --help` and shell completion must ans
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -23,25 +23,20 @@ from .distributed import rank as ranks
 from .options import config_file
 from .options.config_file import unknown_variables
 from .options.mistakes import PARSED, Command, Group, explained, name_variable
-from .options.removed import refuse_removed_command
+from .options.removed import refuse_unknown_command
 from .options.settings import cache_home
 from .output.terminal import Terminal
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
 
-_COMMANDS = (
-    "generate",
-    "summarize",
-    "chat",
-    "serve",
-    "bench",
-    "pull",
-    "profile",
-    "doctor",
-    "cache",
-)
+_COMMANDS = {  # by name, the group in which the help shows each
+    **dict.fromkeys(("generate", "summarize", "chat"), "Read a book"),
+    "serve": "Serve",
+    **dict.fromkeys(("profile", "pull", "doctor", "cache"), "Models and this machine"),
+    "bench": "Research",
+}
 
 
-def _app_with(commands: Sequence[str]) -> typer.Typer:
+def _app_with(commands: Iterable[str]) -> typer.Typer:
     """Return the app with some of the commands. Only their modules are imported: all of them take a second."""
     app = typer.Typer(
         name="triforce",
@@ -55,9 +50,9 @@ def _app_with(commands: Sequence[str]) -> typer.Typer:
     for name in commands:
         command = getattr(import_module(f".commands.{name}", __package__), name)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, rich_help_panel=_COMMANDS[name])
         else:
-            app.command(cls=Command)(command)
+            app.command(cls=Command, rich_help_panel=_COMMANDS[name])(command)
     return app
 
 
@@ -96,7 +91,7 @@ def _start(
         raise Exit(WRONG_USE)
 
 
-def _needed(args: Sequence[str]) -> Sequence[str]:
+def _needed(args: Sequence[str]) -> Iterable[str]:
     """Return the commands that a command line needs: the first word, or all of them for help and suggestions."""
     if args[:1] == ["--version"]:
         return ()
@@ -105,7 +100,7 @@ def _needed(args: Sequence[str]) -> Sequence[str]:
 
 def _configured(args: Sequence[str]) -> dict[str, Any]:
     """Return the defaults of the user's config.yaml, for a command that reads it. Raises SettingsError."""
-    needed = args and args[0] in config_file.COMMANDS and not {"-h", "--help"} & set(args)
+    needed = args and args[0] in config_file.COMMANDS and not {"-h", "--help", "--help-all"} & set(args)
     return config_file.defaults(os.environ) if needed else {}
 
 
@@ -125,7 +120,7 @@ def run(args: Sequence[str]) -> int:
     command = _command(tuple(_needed(args)))
     ctx = None
     try:
-        refuse_removed_command(args)
+        refuse_unknown_command(args)
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:
             return command.invoke(ctx) or DONE
     except Exit as exit_:  # of help and version, which are printed

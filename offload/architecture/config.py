@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from .dims import Dimensions, Heads
+from .dims import Dimensions
 from .families import FAMILIES, Family
-from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec
+from .layer_spec import FULL, LINEAR, SLIDING
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class ModelShape(Dimensions):
     """
 
     family: str
-    specs: tuple[LayerSpec, ...]  # of the layers, which repeat them; see `spec`
     norm_eps: float
     context: int
     sliding_window: int | None
@@ -40,45 +39,15 @@ class ModelShape(Dimensions):
     rounds_embedding_scale: bool = False  # whether that factor is rounded to the model's dtype
     rotates_neighbours: bool = False  # whether RoPE rotates pairs of neighbours, and not of halves, in the checkpoint
 
-    def spec(self, layer: int) -> LayerSpec:
-        """Return what layer number `layer` computes."""
-        return self.specs[layer % len(self.specs)]
-
-    @cached_property
+    @property
     def full_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
-        return self._of_layers(FULL, self.rope, self._own_heads)
+        return self.growing
 
     @cached_property
     def sliding_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to a window, and have keys and values of it."""
-        return self._of_layers(SLIDING, self.sliding_rope or self.rope, self.sliding_heads or self._own_heads)
-
-    def heads_of(self, spec: LayerSpec) -> Heads:
-        return self.sliding_heads if spec.window and self.sliding_heads else self._own_heads
-
-    @property
-    def _own_heads(self) -> Heads:
-        return Heads(self.kv_heads, self.head_dim)
-
-    @property
-    def _every_spec(self) -> list[LayerSpec]:
-        return [self.spec(layer) for layer in range(self.layers)]
-
-    def _of_layers(self, kind: str, rope: Mapping[str, Any], heads: Heads) -> ModelShape:
-        specs = [spec for spec in self._every_spec if spec.kind == kind and not spec.borrows]
-        if len(specs) == self.layers and rope is self.rope:
-            return self
-        sliding = len(specs) if kind == SLIDING else 0
-        more: dict[str, Any] = {
-            "sliding_layers": sliding,
-            "rope": rope,
-            "sliding_rope": None,
-            "sliding_heads": None,
-            "linear": None,
-        }
-        more |= {"borrowing": (0, 0), "kv_heads": heads.kv_heads, "head_dim": heads.head_dim}
-        return replace(self, specs=tuple(specs), layers=len(specs), **more)
+        return replace(self.of_kind(SLIDING), rope=self.sliding_rope or self.rope, sliding_rope=None)
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:
@@ -87,7 +56,7 @@ class ModelShape(Dimensions):
         That of a layer that borrows is the one of the layer whose keys and values it attends to.
         """
         numbers, places = dict.fromkeys((FULL, SLIDING, LINEAR), -1), []
-        for spec in self._every_spec:
+        for spec in self.every_spec:
             numbers[spec.kind] += not spec.borrows
             places.append((spec.kind, numbers[spec.kind]))
         return places

@@ -42,14 +42,14 @@ _LIMITS = {
     _WIDTH: "hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size",
     _HEADS: "num_attention_heads num_key_value_heads num_global_key_value_heads num_experts_per_tok"
     " linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads",
-    Limits(int, 0, 2**16): "num_experts hidden_size_per_layer_input",
+    Limits(int, 0, 2**16): "num_experts hidden_size_per_layer_input n_shared_experts first_k_dense_replace",
     _HEAD_DIM: "head_dim global_head_dim",
     Limits(int, 2, 64): "linear_conv_kernel_dim",
     _VOCABULARY: "vocab_size vocab_size_per_layer_input",
     TOKENS: "max_position_embeddings sliding_window",
     Limits(float, 1e-30, 1): "rms_norm_eps",  # fp32 cannot represent numbers below 1e-38
     FACTOR: "embedding_multiplier attention_multiplier residual_multiplier logits_scaling logit_scale swiglu_limit"
-    " query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping",
+    " routed_scaling_factor query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping",
     BASE: "rope_local_base_freq",
 }
 _NULLABLE = {  # null means a default

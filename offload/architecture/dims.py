@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
-from .layer_spec import Experts, Heads, LinearAttention
+from .layer_spec import FULL, LINEAR, SLIDING, Experts, Heads, LayerSpec, LinearAttention
 
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
 
@@ -54,18 +56,36 @@ class Dimensions:
     intermediate: int
     vocab: int
     tied_embeddings: bool
-    mlp_matrices: int = field(default=3, kw_only=True)  # gate, up and down; 2 without a gate
-    sliding_layers: int = field(default=0, kw_only=True)  # layers that attend to a window
-    window_room: int = field(default=0, kw_only=True)  # tokens whose keys and values they keep
-    sliding_heads: Heads | None = field(default=None, kw_only=True)  # theirs, if they are others
-    # Layers that attend to keys and values of another layer: of those that attend to all tokens, and to a window.
-    borrowing: tuple[int, int] = field(default=(0, 0), kw_only=True)
-    keys_are_values: bool = field(default=False, kw_only=True)  # whether layers that attend to all tokens have no V
-    wide_layers: int = field(default=0, kw_only=True)  # layers whose MLP is twice as wide as `intermediate`
+    specs: tuple[LayerSpec, ...] = field(default=(LayerSpec(),), kw_only=True)  # of the layers, which repeat them
+    sliding_heads: Heads | None = field(default=None, kw_only=True)  # of layers with a window, if they are others
+    window_slack: int = field(default=WINDOW_SLACK, kw_only=True)  # tokens that such layers keep beside the window
     layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
     linear: LinearAttention | None = field(default=None, kw_only=True)  # of the layers that have it
-    gates_heads: bool = field(default=False, kw_only=True)  # whether q_proj has as many rows more, for gates
+
+    def spec(self, layer: int) -> LayerSpec:
+        """Return what layer number `layer` computes."""
+        return self.specs[layer % len(self.specs)]
+
+    @cached_property
+    def every_spec(self) -> list[LayerSpec]:
+        """Return the specs of all layers, in order."""
+        return [self.spec(layer) for layer in range(self.layers)]
+
+    def heads_of(self, spec: LayerSpec) -> Heads:
+        return self.sliding_heads if spec.window and self.sliding_heads else Heads(self.kv_heads, self.head_dim)
+
+    def _count(self, kind: str, borrows: bool) -> int:
+        return sum(spec.kind == kind and spec.borrows == borrows for spec in self.every_spec)
+
+    def of_kind(self, kind: str) -> Self:
+        """Return the part of the model with the layers of a kind that have keys and values of their own."""
+        specs = tuple(spec for spec in self.every_spec if spec.kind == kind and not spec.borrows)
+        if len(specs) == self.layers:
+            return self
+        heads = self.heads_of(specs[0]) if specs else Heads(self.kv_heads, self.head_dim)
+        own: dict[str, Any] = {"kv_heads": heads.kv_heads, "head_dim": heads.head_dim}
+        return replace(self, specs=specs, layers=len(specs), sliding_heads=None, linear=None, **own)
 
     @property
     def group(self) -> int:
@@ -77,22 +97,39 @@ class Dimensions:
         """Return why ranks cannot share the model; "" if they can."""
         if self.linear is not None:
             return "some of its layers have linear attention"
+        if self.experts and self.experts.shared:
+            return "all tokens share an expert"
         return "its layers have heads of two kinds" if self.sliding_heads else ""
 
-    @property
+    @cached_property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
-        return self.layers - self.sliding_layers - self.linear_layers - self.borrowing[0]
+        return self._count(FULL, borrows=False)
 
-    @property
+    @cached_property
     def linear_layers(self) -> int:
         """Return how many layers have linear attention."""
-        return self.linear.layers if self.linear else 0
+        return self._count(LINEAR, borrows=False)
 
-    @property
+    @cached_property
     def ring_layers(self) -> int:
         """Return how many layers have keys and values of a window."""
-        return self.sliding_layers - self.borrowing[1]
+        return self._count(SLIDING, borrows=False)
+
+    @cached_property
+    def borrowing(self) -> tuple[int, int]:
+        """Return how many layers attend to keys and values of another one: to those of all tokens, and to a window."""
+        return self._count(FULL, borrows=True), self._count(SLIDING, borrows=True)
+
+    @property
+    def sliding_layers(self) -> int:
+        """Return how many layers attend to a window."""
+        return self.ring_layers + self.borrowing[1]
+
+    @cached_property
+    def window_room(self) -> int:
+        """Return how many tokens' keys and values the layers with a window keep."""
+        return max(spec.window for spec in self.every_spec) + self.window_slack if self.sliding_layers else 0
 
     @property
     def runs_by_layers(self) -> bool:
@@ -109,26 +146,10 @@ class Dimensions:
         full, sliding = (1 + borrowing / max(count, 1) for count, borrowing in counts)
         return full, sliding
 
-    @property
-    def growing(self) -> Dimensions:
-        """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
-        if self.kv_layers == self.layers:
-            return self
-        nothing: dict[str, Any] = {"sliding_layers": 0, "sliding_heads": None, "borrowing": (0, 0), "linear": None}
-        return replace(self, layers=self.kv_layers, **nothing)
-
-    @property
-    def kinds(self) -> list[tuple[int, Heads, int]]:
-        """Return for both kinds of layers with KV how many there are, their heads, and outputs of their k and v."""
-        own = Heads(self.kv_heads, self.head_dim)
-        sliding = self.sliding_heads or own
-        counts = (self.layers - self.sliding_layers - self.linear_layers, self.sliding_layers)
-        kinds = []
-        for count, heads, borrowing, parts in zip(
-            counts, (own, sliding), self.borrowing, (1 if self.keys_are_values else 2, 2), strict=True
-        ):
-            kinds.append((count, heads, (count - borrowing) * parts * heads.kv_heads * heads.head_dim))
-        return kinds
+    @cached_property
+    def growing(self) -> Self:
+        """Return the dimensions of the layers whose keys and values grow with the sequence."""
+        return self.of_kind(FULL)
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -143,9 +164,8 @@ class Dimensions:
 
     def attention_products(self, tokens: int) -> int:
         """Return the numbers of keys that a query row of all layers is multiplied with, of `tokens` tokens."""
-        lengths = (tokens, min(tokens, self.window_room))
-        pairs = zip(self.kinds, lengths, strict=True)
-        return sum(count * length * self.heads * heads.head_dim for (count, heads, _), length in pairs)
+        lengths = {FULL: tokens, SLIDING: min(tokens, self.window_room), LINEAR: 0}
+        return sum(lengths[spec.kind] * self.heads * self.heads_of(spec).head_dim for spec in self.every_spec)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of all layers for `tokens` tokens."""
@@ -188,45 +208,47 @@ class Dimensions:
         return 2 * self.kv_heads * self.head_dim * tokens * itemsize
 
     @property
-    def dense_layers(self) -> int:
-        """Return how many layers have one MLP and no experts."""
-        return self.layers - (self.experts.layers if self.experts else 0)
-
-    @property
     def mlp_widths(self) -> list[int]:
-        """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
-        widths = [self.intermediate] * (self.dense_layers > 0) + [2 * self.intermediate] * (self.wide_layers > 0)
+        """Return the intermediate sizes that there are: of MLPs, of experts, or of both."""
         experts = [self.experts.width, self.experts.shared or self.experts.width] if self.experts else []
-        return widths + list(dict.fromkeys(experts))
+        dense = [spec.width_factor * self.intermediate for spec in self.every_spec if not spec.is_sparse]
+        return list(dict.fromkeys(dense + experts))
 
     def dense_linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all layers' linears without routed experts, those of equal inputs together.
 
         Small ones are left out: routers, and the rates and decays of linear attention.
         """
-        for count, heads, keys_and_values in self.kinds:
-            queries = self.heads * heads.head_dim
-            yield self.hidden, count * queries * (1 + self.gates_heads) + keys_and_values
-            yield queries, count * self.hidden
-        if linear := self.linear:
-            yield self.hidden, linear.layers * (linear.width + linear.values)
-            yield linear.values, linear.layers * self.hidden
+        for spec, count in Counter(self.every_spec).items():
+            for inputs, outputs in self._linears(spec):
+                yield inputs, count * outputs
+
+    def _linears(self, spec: LayerSpec) -> Iterator[tuple[int, int]]:
+        """Yield the inputs and outputs of one layer's linears, as `dense_linears` does."""
+        heads = self.heads_of(spec)
+        queries, keys = self.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+        if spec.is_linear and self.linear:
+            yield self.hidden, self.linear.width + self.linear.values
+            yield self.linear.values, self.hidden
+        else:
+            yield self.hidden, queries * (1 + spec.gates_heads) + keys * (len(spec.projections) - 1)
+            yield queries, self.hidden
         if self.layer_input:
-            yield self.hidden, self.layers * self.layer_input
-            yield self.layer_input, self.layers * self.hidden
-        yield from self._mlps(self.intermediate, self.dense_layers - self.wide_layers)
-        yield from self._mlps(2 * self.intermediate, self.wide_layers)
-        if self.experts and self.experts.shared:
-            yield from self._mlps(self.experts.shared, self.experts.layers)
+            yield self.hidden, self.layer_input
+            yield self.layer_input, self.hidden
+        width = spec.width_factor * self.intermediate
+        if spec.is_sparse and self.experts:
+            width = self.experts.shared
+        if width:
+            yield self.hidden, (1 + spec.is_gated) * width
+            yield width, self.hidden
 
     def expert_linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all routed experts' linears, as `dense_linears` does."""
-        if self.experts:
-            yield from self._mlps(self.experts.width, self.experts.layers * self.experts.count)
-
-    def _mlps(self, width: int, count: int) -> Iterator[tuple[int, int]]:
-        yield self.hidden, count * (self.mlp_matrices - 1) * width
-        yield width, count * self.hidden
+        if experts := self.experts:
+            count = experts.layers * experts.count
+            yield self.hidden, count * (1 + self.specs[0].is_gated) * experts.width
+            yield experts.width, count * self.hidden
 
     @property
     def layer_parameters(self) -> int:
@@ -251,7 +273,7 @@ class Dimensions:
     @property
     def expert_parameters(self) -> int:
         """Return the number of parameters of one expert; 0 without experts."""
-        return self.mlp_matrices * self.hidden * self.experts.width if self.experts else 0
+        return (2 + self.specs[0].is_gated) * self.hidden * self.experts.width if self.experts else 0
 
     @property
     def outer_parameters(self) -> int:

@@ -81,8 +81,8 @@ def _dimensions(dims: Dimensions, changes: Mapping[str, Any]) -> HeadDimensions:
 def mtp_dimensions(target: Dimensions) -> HeadDimensions:
     """Return the dimensions of a target's MTP head: one of its layers that attend to all tokens."""
     experts = target.experts and replace(target.experts, layers=1)
-    more = {"layers": 1, "linear": None, "experts": experts, "row": target.hidden, "more": 2 * target.hidden**2}
-    return _dimensions(target, more | {"kind": MTP, "shares_head": True})
+    more = {"layers": 1, "experts": experts, "row": target.hidden, "more": 2 * target.hidden**2}
+    return _dimensions(target.growing, more | {"kind": MTP, "shares_head": True})
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from ..short_repr import short_repr, short_text
 from .checkpoint_json import read_json
 from .config import ModelShape
 from .config_checks import ConfigCheck, check_of_config, window_in_use
-from .dims import WINDOW_SLACK, LinearAttention
+from .dims import LinearAttention
 from .families import FAMILIES, Family
 from .families.family import text_config
-from .layer_spec import FULL, LINEAR, SLIDING, Experts, LayerSpec, activation_of
+from .layer_spec import LINEAR, SLIDING, Experts, LayerSpec, activation_of
 from .rope_config import (
     ROPE_TYPES,
     SUPPORTED,
@@ -73,7 +73,6 @@ def shape_from_config(
     own_heads = {"kv_heads": values["num_key_value_heads"] or heads, "head_dim": head_dim}
     shape = ModelShape(
         **family.features(values),
-        mlp_matrices=family.mlp_matrices,
         family=family.name,
         specs=specs,
         layers=values["num_hidden_layers"],
@@ -112,7 +111,7 @@ def read_shape(file: Path) -> ModelShape:
 
 
 def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> dict[str, Any]:
-    """Return the fields of `Dimensions` that follow from the layers' specs. Raises as `shape_from_config`."""
+    """Return the experts and the linear attention that some layers have. Raises as `shape_from_config`."""
     layers = values["num_hidden_layers"]
     every = [specs[layer % len(specs)] for layer in range(layers)]
     sliding, linear = (sum(spec.kind == kind for spec in every) for kind in (SLIDING, LINEAR))
@@ -123,12 +122,6 @@ def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], c
     return {
         "experts": _experts(values, sparse, check) if sparse else None,
         "linear": _linear_attention(values, linear, check) if linear else None,
-        "gates_heads": any(spec.gates_heads for spec in every),
-        "sliding_layers": sliding,
-        "window_room": max(spec.window for spec in every) + WINDOW_SLACK if sliding else 0,
-        "borrowing": tuple(sum(spec.borrows and spec.kind == kind for spec in every) for kind in (FULL, SLIDING)),
-        "keys_are_values": any(spec.keys_are_values for spec in every),
-        "wide_layers": sum(spec.width_factor == 2 for spec in every),
     }
 
 
@@ -148,7 +141,8 @@ def _experts(values: Mapping[str, Any], layers: int, check: ConfigCheck) -> Expe
     if per_token > count:
         raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
     width = values.get("moe_intermediate_size") or values["intermediate_size"]
-    return Experts(count, per_token, width, layers, values.get("shared_expert_intermediate_size") or 0)
+    shared = values.get("shared_expert_intermediate_size") or (values.get("n_shared_experts") or 0) * width
+    return Experts(count, per_token, width, layers, shared)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

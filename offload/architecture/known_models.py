@@ -4,12 +4,12 @@ Imports nothing heavy.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .dims import WINDOW_SLACK, Dimensions, LinearAttention, WeightBits
-from .layer_spec import Experts
+from .dims import Dimensions, LinearAttention, WeightBits
+from .layer_spec import Experts, LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,15 @@ def _shape(sizes: str, differing: str) -> PlanShape:
     if "experts" in given:
         count, per_token, width, *shared = given["experts"]
         more["experts"] = Experts(count, per_token, width, layers, *shared)
+    spec = LayerSpec(router="all" if "experts" in given else "", gates_heads="linear" in given)
+    more["specs"] = (spec,)
     if "window" in given:
         window, every = given["window"]
-        more |= {"sliding_layers": layers - layers // every, "window_room": window + WINDOW_SLACK}
+        more["specs"] = (replace(spec, window=window),) * (every - 1) + (spec,)
     if "linear" in given:
         value_heads, every = given["linear"]
         linear = LinearAttention(16, value_heads, 128, 128, 4, layers=layers - layers // every)
-        more |= {"linear": linear, "gates_heads": True}
+        more |= {"linear": linear, "specs": (replace(spec, is_linear=True),) * (every - 1) + (spec,)}
     more |= {"head_dim": head_dim, "context": context, "intermediate": intermediate, "vocab": vocab}
     return PlanShape(layers, hidden, heads, kv_heads, **more)
 

@@ -127,9 +127,12 @@ class LayerSpec:
         width_factor: how many times as wide as `intermediate` the MLP is.
         has_scale: whether the rows behind the layer are multiplied with a learned number.
         router: the weights of a token's experts in their sum: "all": their part of a softmax over all experts;
-            "chosen": a softmax over the chosen ones alone; "": the layer has one MLP and no experts.
-        router_bias: whether it has a bias.
-        shares_expert: whether all tokens have one further expert, multiplied with the sigmoid of its gate.
+            "chosen": a softmax over the chosen ones alone; "sigmoid": the sigmoid of their logits, divided by the sum,
+            and a bias chooses them (DeepSeek-V3); "": the layer has one MLP and no experts.
+        router_bias: whether the router is a linear with a bias.
+        router_scale: a factor of those weights.
+        shares_expert: whether all tokens have one further expert.
+        gates_shared_expert: whether that one is multiplied with the sigmoid of its gate.
         swiglu_limit: where a gate is gate * sigmoid(1.702 gate), and multiplied with up + 1: both are clamped at this
             limit before (gpt-oss). 0: they are not.
         rotates: whether q and k have rotary positions.
@@ -161,7 +164,9 @@ class LayerSpec:
     has_scale: bool = False
     router: str = ""
     router_bias: bool = False
+    router_scale: float = 1.0
     shares_expert: bool = False
+    gates_shared_expert: bool = True
     swiglu_limit: float = 0.0
     rotates: bool = True
     query_scale: float = 1.0

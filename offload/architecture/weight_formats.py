@@ -78,6 +78,7 @@ FORMATS = {
         QuantizedFormat("Q5_K", 5, 32, True, True, _even(5, 0)),
         QuantizedFormat("Q6_K", 6, 16, True, False, _even(6, -32)),
         QuantizedFormat("IQ4_NL", 4, 32, False, False, _UNEVEN),
+        QuantizedFormat("IQ4_XS", 4, 32, True, False, _UNEVEN),
         QuantizedFormat("MXFP4", 4, 32, False, False, (*_E2M1, *(-level for level in _E2M1))),
     )
 }

@@ -13,7 +13,7 @@ def beyond_dual_chunk(what: str, tokens: int) -> UnsupportedModel:
     """Return the error for a sequence that needs dual chunk attention; full attention would give wrong answers."""
     return UnsupportedModel(
         f"{what}: beyond {tokens:,} tokens this model needs dual chunk attention, which is not supported",
-        "shorten the prompt, use `triforce summarize --map-reduce`, or use a model with a longer context",
+        "shorten the prompt, use `triforce summarize`, which reads it in parts, or use a model with a longer context",
     )
 
 

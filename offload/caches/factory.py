@@ -51,8 +51,6 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
         store.keep_mean_keys(chunk)
-    if chosen.follows:
-        full.followers.add(selector)
     budget = max(full.capacity if chosen.whole else budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
     return _selected_class(store, chosen.whole)(full, selector, Refresh(settings.rebuild_every), *sizes)

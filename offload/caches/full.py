@@ -1,8 +1,7 @@
 """The full cache, which keeps every token."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ class FullCache(InFlightTokens):
     The store has the layers that attend to all tokens, `windows` those that attend to a window, if there are any, and
     `states` those with linear attention.
     All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
-    counts passes, for caches that use the store's memory behind the committed tokens. `followers` observe the passes of
-    prompts.
+    counts passes, for caches that use the store's memory behind the committed tokens.
     """
 
     def __init__(
@@ -49,7 +47,6 @@ class FullCache(InFlightTokens):
         self._held_at = 0  # `writes` at the last pass over a tree
         self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
         self._queries: KeptQueries | None = None
-        self.followers: WeakSet[Follower] = WeakSet()
 
     @property
     def held(self) -> int:
@@ -122,13 +119,9 @@ class FullCache(InFlightTokens):
 
     def _commit_pass(self) -> None:
         self.store.end()
-        tokens = self._inflight
         super()._commit_pass()
         if self._queries is not None:
             self._queries.end = self.length
-        if tokens > KEPT_QUERIES:
-            for follower in self.followers:
-                follower.observe(self)
 
     def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self.length, keep)
@@ -266,12 +259,7 @@ class FullCache(InFlightTokens):
 
         Returns None if it was not kept: the token was run before `keep_queries`, or the rollback to it was too long.
         """
-        newest = self.queries(1)
-        return newest[0] if newest else None
-
-    def queries(self, most: int) -> list[Tensor]:
-        """Return the rotated queries of up to `most` of the newest committed tokens, each as `query`, newest first."""
-        return [] if self._queries is None else self._queries.newest(self.length, most)
+        return None if self._queries is None else self._queries.of(self.length)
 
     def _forget_queries(self) -> None:
         if self._queries is not None:
@@ -281,10 +269,3 @@ class FullCache(InFlightTokens):
         """Note how many queries a pass keeps that does not call `append`."""
         if self._queries is not None:
             self._queries.count = tokens
-
-
-class Follower(Protocol):
-    """Observes the queries of prompts."""
-
-    def observe(self, full: FullCache) -> None:
-        """Observe the newest queries of a pass over a prompt that has just been committed."""

@@ -168,10 +168,7 @@ class KeptQueries:
         self.rows[:, : len(newest)] = self.of_tree[:, newest]
         self.count, self.end = len(newest), length + len(keep)
 
-    def newest(self, length: int, most: int) -> list[Tensor]:
-        """Return those `[layers, heads, head_dim]` of up to `most` of the newest of `length` tokens, newest first."""
+    def of(self, length: int) -> Tensor | None:
+        """Return those `[layers, heads, head_dim]` of the last of `length` tokens; None if they were not kept."""
         behind = self.end - length
-        if not 0 <= behind < self.count:
-            return []
-        newest = self.count - 1 - behind
-        return [self.rows[:, index] for index in range(newest, max(newest - most, -1), -1)]
+        return self.rows[:, self.count - 1 - behind] if 0 <= behind < self.count else None

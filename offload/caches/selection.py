@@ -1,9 +1,8 @@
 """Selection of the full cache's chunks for the retrieval cache, and when to repeat it (TriForce, section 4.1).
 
 A chunk is a few neighbouring tokens. Each layer and KV head has its own selection. A chunk's score is the product
-of the newest committed query, averaged over the heads that share the KV head, and the chunk's mean key; or the
-attention that it has received so far, as H2O keeps tokens (arXiv 2306.14048). The sink and the most recent chunks are
-always selected.
+of the newest committed query, averaged over the heads that share the KV head, and the chunk's mean key. The sink and
+the most recent chunks are always selected.
 """
 
 from collections.abc import Iterator
@@ -69,11 +68,13 @@ class RecencySelector:
         pass
 
 
+_RECENT = 16  # of the slots, one in so many is for the most recent chunks
+
+
 class RetrievalSelector:
     """Selects the chunks that score highest with the newest query, in O(context / chunk) time on a CPU."""
 
     cost = 1.0
-    recent_share = 16  # of the slots, one in so many is for the most recent chunks
 
     def __init__(self, sink: int, chunk: int) -> None:
         self._sink = -(-sink // chunk)
@@ -81,7 +82,7 @@ class RetrievalSelector:
         self._scores: ChunkScores | None = None
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
-        recent = max(1, slots // self.recent_share)
+        recent = max(1, slots // _RECENT)
         sink = min(self._sink, slots - recent)
         chosen = []
         for scores in self._batches(full, chunks):
@@ -95,13 +96,10 @@ class RetrievalSelector:
         if query is None:  # no query was kept: prefer recent chunks
             recency = torch.arange(chunks, dtype=torch.float32, device=device)
             return iter([recency.repeat(shape.layers * shape.kv_heads, 1)])
-        return self._scores_of(query, full, chunks)
-
-    def _scores_of(self, query: Tensor, full: FullCache, chunks: int) -> Iterator[Tensor]:
         if self._scores is None:
             self._scores = chunk_scores(full.store, self._chunk, full.capacity // self._chunk)
         # The product with the mean query equals the mean of the products, and is cheaper.
-        grouped = query.unflatten(1, (full.store.shape.kv_heads, -1)).float().mean(2)
+        grouped = query.unflatten(1, (shape.kv_heads, -1)).float().mean(2)
         return self._scores.scores(grouped, chunks)
 
     def missing(self, chunks: int) -> float:
@@ -143,46 +141,3 @@ class Refresh:
         if self._every is not None:
             return grown >= self._every
         return grown >= _LEAST and self._moving is not None and self._moving < _FALL * max(self._best, 0.5)
-
-
-QUERIES = 8  # of each pass over a prompt, the newest ones
-
-
-class HeavyHitterSelector(RetrievalSelector):
-    """Selects the chunks with the largest sum of attention over the queries observed so far, and the recent ones.
-
-    Observed are the newest queries of each pass over a prompt, and the newest one at each selection. A chunk's share of
-    a query's attention is estimated from its mean key. Later tokens of a rejected draft leave no trace.
-    """
-
-    recent_share = 4
-
-    def __init__(self, sink: int, chunk: int) -> None:
-        super().__init__(sink, chunk)
-        self._received: Tensor | None = None  # [layers * kv_heads, chunks of the capacity], attention in fp32
-
-    def observe(self, full: FullCache) -> None:
-        """Observe the newest queries of a pass over a prompt."""
-        self._add(full, QUERIES)
-
-    def _batches(self, full: FullCache, chunks: int) -> Iterator[Tensor]:
-        self._add(full, 1)
-        if self._received is None:
-            return super()._batches(full, chunks)
-        return iter([self._received[:, :chunks].clone()])
-
-    def _add(self, full: FullCache, most: int) -> None:
-        self.truncate(full.marks.update(self, full.length))
-        shape, chunks = full.store.shape, full.length // self._chunk
-        for query in full.queries(most) if chunks else ():
-            scores = torch.cat(list(self._scores_of(query, full, chunks)))
-            if self._received is None:
-                size = (shape.layers * shape.kv_heads, full.capacity // self._chunk)
-                with torch.inference_mode(False):  # an inference tensor could not be truncated outside that mode
-                    self._received = torch.zeros(size, device=scores.device)
-            self._received[:, :chunks] += (scores * shape.head_dim**-0.5).softmax(dim=-1)
-
-    def truncate(self, length: int) -> None:
-        super().truncate(length)
-        if self._received is not None:
-            self._received[:, length // self._chunk :] = 0

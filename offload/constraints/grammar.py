@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ..errors import SettingsError
+from ..errors import Degraded, SettingsError
 from ..settings.constraint import CHOICES, JSON_SCHEMA, REGEX
 from ..short_repr import short_text
 
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # As Python's json.dumps writes it: what stands between keys and values is dictated, and costs the model no pass.
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 _SYNTAX = "docs/structured.md says what is accepted"
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of names to schemas
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+_LEAST = -(2**63 - 1024)  # the least bound of integers that llguidance takes: one below is that of 64 bits
+_UNIQUE = "uniqueItems"  # is not enforced: pydantic writes it for sets, which a list with equal items becomes too
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]").search  # in a pattern, such as that of pydantic's Decimal
 _DEEPEST = 1000  # objects and lists within each other, through references; llguidance ends the process at 2000 to 3000
 _TREES = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*[^:\n]*:)", re.MULTILINE)  # of rules in Lark: its trees, not the language
 
@@ -89,7 +93,20 @@ def _try(make: Any, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, str]:
         matcher = LLMatcher(tokenizer, make(), log_level=0)
     except (ValueError, RecursionError) as error:  # of JSON or text that Rust cannot read
         return None, "a text is not UTF-8" if isinstance(error, UnicodeError) else str(error)
-    return matcher, matcher.get_error()
+    unknown = sorted(_not_enforced(matcher) - {_UNIQUE})
+    return matcher, matcher.get_error() or (f"{', '.join(unknown)} cannot be enforced" if unknown else "")
+
+
+def _not_enforced(matcher: LLMatcher) -> set[str]:
+    """Return the words of schemas that a matcher does not enforce, without formats, which are annotations."""
+    found = set[str]()
+    for warning in matcher.get_grammar_warnings():
+        kind, _, keys = warning.partition(": ")
+        if kind == "Unimplemented keys":
+            found |= set(json.loads(keys))
+        elif kind != "Unknown format":
+            found.add("oneOf of alternatives that do not exclude each other" if "oneOf" in warning else warning)
+    return found
 
 
 def _checked(matcher: LLMatcher | None, what: str, reason: str) -> LLMatcher:
@@ -100,34 +117,62 @@ def _checked(matcher: LLMatcher | None, what: str, reason: str) -> LLMatcher:
         raise SettingsError(f"{what}: {' '.join(lines[:1] + more)}", _SYNTAX)
     if not any(matcher.deep_copy().compute_bitmask()):
         raise SettingsError(f"{what}: it allows no answer that ends", "give one that a finite text matches")
+    if _UNIQUE in _not_enforced(matcher):
+        warnings.warn(f"{what}: {_UNIQUE} is not enforced", Degraded, stacklevel=2)
     return matcher
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
-    """Return the grammar of the JSON texts that a schema allows, in the form of json.dumps.
-
-    An object with `properties` has no others unless the schema says so: answers are valid in any case. Where schemas
-    are merged (allOf), this could leave nothing, and nothing is changed.
-    """
+    """Return the grammar of the JSON texts that a schema allows, in the form of json.dumps."""
     from llguidance import LLMatcher
 
-    whole = json.dumps(schema)
-    return LLMatcher.grammar_from_json_schema(whole if '"allOf"' in whole else json.dumps(_closed(schema)), JSON_FORM)
+    return LLMatcher.grammar_from_json_schema(json.dumps(closed_schema(schema)), JSON_FORM)
 
 
-def _closed(schema: Any) -> Any:
+def closed_schema(schema: Mapping[str, Any]) -> Any:
+    """Return a schema for llguidance: an object with `properties` has no others unless the schema says so.
+
+    Answers are valid in any case. Where schemas are merged (allOf), this could leave nothing, and no object is closed.
+    """
+    return _enforceable(schema, '"allOf"' not in json.dumps(schema))
+
+
+def _enforceable(schema: Any, closes: bool) -> Any:
+    """Return a part of a schema in words that llguidance knows."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
     for name, value in schema.items():
         if name in _MAPS and isinstance(value, dict):
-            found[name] = {key: _closed(each) for key, each in value.items()}
+            found[name] = {key: _enforceable(each, closes) for key, each in value.items()}
         elif name in _LISTS and isinstance(value, list):
-            found[name] = [_closed(each) for each in value]
+            found[name] = [_enforceable(each, closes) for each in value]
         elif name in _ONE:
-            found[name] = _closed(value)
-    is_open = "properties" not in schema or any(name in schema for name in _OPEN)
-    return found if is_open else found | {"additionalProperties": False}
+            found[name] = _enforceable(value, closes)
+        elif name in ("minimum", "exclusiveMinimum") and isinstance(value, int) and value is not True:
+            found[name] = max(value, _LEAST)
+    if not found.get(_UNIQUE, True):
+        del found[_UNIQUE]
+    if re.fullmatch("uuid[1-8]", str(found.get("format"))):
+        found["format"] = "uuid"
+    if isinstance(pattern := found.get("pattern"), str) and _LOOKS_AROUND(pattern):
+        del found["pattern"]
+    _name_properties(found)
+    is_open = "properties" not in found or any(name in found for name in _OPEN)
+    return found | {"additionalProperties": False} if closes and not is_open else found
+
+
+def _name_properties(schema: dict[str, Any]) -> None:
+    """Write the names of properties (`propertyNames`), as of pydantic's dict with an enum as key, as patterns."""
+    names, value = schema.get("propertyNames"), schema.get("additionalProperties", True)
+    if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
+        return
+    choices = [names["const"]] if "const" in names else names.get("enum")
+    pattern = names.get("pattern") if choices is None else f"^({'|'.join(re.escape(str(each)) for each in choices)})$"
+    if pattern is not None or names.keys() <= {"type", "title", "description"}:
+        del schema["propertyNames"]
+    if pattern is not None:
+        schema |= {"patternProperties": {pattern: value}, "additionalProperties": False}
 
 
 def _place(root: Mapping[str, Any], schema: Any, tokenizer: LLTokenizer) -> str:

@@ -12,6 +12,8 @@ from ..errors import TriforceError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from ..loading.tokenizers.thinking import Thinking
+
 Allowed = np.ndarray  # bool [vocab]: which tokens may come next
 
 
@@ -78,30 +80,29 @@ class _Place(NamedTuple):
     is_gap: bool = False
 
 
+_LONGEST_END = 128  # bytes of the marks between the thinking and the answer
+
+
 class AfterThinking:
     """Constrains what comes after the thinking of a reasoning model, which is free.
 
-    Between the two may be one token of blanks, as models write it.
+    Between the two may be one token of blanks, as models write it, where the answer has no mark of its own.
     """
 
-    def __init__(
-        self, matcher: Matcher, tokens: Sequence[bytes], closing: bytes, opening: bytes | None, has_gap: bool = True
-    ) -> None:
-        """`opening` is None if the answer begins within the thinking; else it may begin with that, or constrained.
-
-        Without a gap, blanks after the thinking would be part of the answer.
-        """
-        self._matcher, self._tokens, self._closing, self._has_gap = matcher, tokens, closing, has_gap
-        self._opens = np.array([opening is not None and each == opening for each in tokens])
+    def __init__(self, matcher: Matcher, tokens: Sequence[bytes], thinking: Thinking) -> None:
+        form = thinking.form
+        may_open = form.is_free and not thinking.is_open  # else the answer begins with marks, or within the thinking
+        self._matcher, self._tokens, self._end, self._has_gap = matcher, tokens, form.ends, form.is_free
+        self._opens = np.array([may_open and each == form.opening.encode() for each in tokens])
         self._blanks = np.array([bool(each) and not each.strip() for each in tokens])
-        self._at = [_Place(b"" if opening is None else None)]
+        self._at = [_Place(None if may_open else b"")]
 
     def consume(self, token: int) -> bool:
         place = self._at[-1]
         if place.thought is not None:
             thought = place.thought + self._tokens[token]
             ended = _Place(None, is_gap=self._has_gap)
-            self._at.append(ended if self._closing in thought else _Place(thought[-len(self._closing) :]))
+            self._at.append(ended if self._end.search(thought) else _Place(thought[-_LONGEST_END:]))
         elif (free := self._free(place)) is not None and free[token]:
             self._at.append(_Place(None if place.is_gap else b""))
         elif self._matcher.consume(token):

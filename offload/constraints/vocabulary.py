@@ -39,9 +39,7 @@ class ConstraintVocabulary:
         matcher = self._prototype(constraint.kind, constraint.text).fork()
         thinking = self._tokenizer.thinking(prompt) if constraint.after_thinking else None
         if thinking is not None:
-            form = thinking.form
-            opening = None if thinking.is_open or form.begins is None else form.begins.encode()
-            matcher = AfterThinking(matcher, self._bytes, form.ends.encode(), opening, form.has_gap)
+            matcher = AfterThinking(matcher, self._bytes, thinking)
         return TokenMasks(matcher, self._eos_ids, self._vocab)
 
     def check(self, constraint: Constraint) -> None:

@@ -1,53 +1,72 @@
 """Hardware profiles: the data-sheet rates of a GPU set-up, and option defaults for it.
 
-An error in a profile is reported with the file, the key and the closest valid one. Imports no torch.
+Those of single GPUs are the rows of gpus.tsv; users describe others in YAML files. An error in a file is reported with
+the file, the key and the closest valid one. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..errors import SettingsError
 from ..short_repr import short_repr
 from .driver import gpu_names
-from .profile_file import is_path, read_extended
-from .schema import Gpu, Host, Link, Profile, build
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable  # in other places before Python 3.11
+from .profile_file import is_path, merged, read
+from .schema import EXAMPLE, Gpu, Host, Link, Profile, build
 
 __all__ = ["AUTO", "Gpu", "Host", "Link", "Profile", "available", "load", "matching", "same_gpu", "undescribed"]
 
 AUTO = "auto"  # the profile for the hardware found
+_CPU = {"name": "cpu", "description": "No GPU; weights and KV cache in host memory", "device": "cpu"}
+_PAIRED = ("rtx-3090", "rtx-4090")  # cards of which two are planned together, over PCIe, where two are found
+_LINK_GB_S = {"3": 12.5, "4": 25, "5": 50}  # of 16 lanes by PCIe generation, from pinned memory
 _MOST_SUGGESTED = 3
-# The driver's names, simplified, that are no file's name, simplified; a test compares them with the files. Of cards of
-# one name it is the one with more memory: a run uses no more than is free.
-_OTHER_MODELS = {
-    "4060ti": "rtx-4060-ti-16gb",
-    "5060ti": "rtx-5060-ti-16gb",
-    "a100sxm480gb": "a100",
-    "h10080gbhbm3": "h100",
-    "teslat4": "t4",
-}
+_MOST_EXTENDED = 8  # files that extend each other
+_UNSUPPORTED = re.compile(r"apple|mac|\bm[1-5]\b|amd|radeon|\brx\b|\bmi ?\d|intel|\barc\b", re.IGNORECASE)
 
 
-@cache  # a plan that does not fit looks at all profiles for one that would
+@cache
 def available() -> tuple[str, ...]:
     """Return the names of the profiles that come with the program."""
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml")))
+    return tuple(sorted(["cpu", *_rows(), *(f"2x-{name}" for name in _PAIRED)]))
+
+
+@cache
+def _rows() -> dict[str, list[str]]:
+    """Return the fields of the rows of gpus.tsv by their names."""
+    lines = Path(__file__).with_name("gpus.tsv").read_text("utf-8").splitlines()
+    rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    return {name: fields for name, *fields in rows}
+
+
+def _values(name: str) -> dict[str, Any]:
+    """Return the values of a profile that comes with the program, as a file would have them."""
+    if name == "cpu":
+        return dict(_CPU)
+    count, single = (2, name.removeprefix("2x-")) if name.startswith("2x-") else (1, name)
+    model, memory, bandwidth, tflops, slot, chunk, *fp16 = _rows()[single]
+    generation, lanes = slot.split("x")
+    link = f"PCIe {generation}.0 x{lanes}"
+    gpu = {"model": model, "memory_gib": int(memory), "bandwidth_gb_s": int(bandwidth), "bf16_tflops": float(tflops)}
+    return {
+        "name": name,
+        "description": f"{f'{count} x ' * (count > 1)}{model.removeprefix('NVIDIA ')}, {memory} GiB, {link}",
+        "device": "cuda",
+        "gpus": count,
+        "gpu": gpu,
+        "link": {"kind": link, "bandwidth_gb_s": _LINK_GB_S[generation] * int(lanes) / 16},
+        "options": {"prefill_chunk": int(chunk)} | ({"dtype": "float16"} if fp16 else {}),
+    }
 
 
 def load(name_or_path: str | Path, gpus: Sequence[str] | None = None) -> Profile:
     """Return a profile by its name, by a common name of its hardware ("4090", "2x RTX 4090"), or from a YAML file.
-
-    Only the files of that profile are read.
 
     Args:
         name_or_path: "auto" is the profile for the hardware found.
@@ -57,7 +76,7 @@ def load(name_or_path: str | Path, gpus: Sequence[str] | None = None) -> Profile
     """
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or is_path(text):
-        return _read(Path(os.path.expanduser(text)), text)
+        return _of_file(Path(os.path.expanduser(text)), text)
     if text.lower() == AUTO:
         names = gpu_names() if gpus is None else gpus
         if (profile := matching(names)) is None:
@@ -69,8 +88,7 @@ def load(name_or_path: str | Path, gpus: Sequence[str] | None = None) -> Profile
 def matching(gpu_names: Sequence[str]) -> Profile | None:
     """Return the profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
 
-    No GPU is the cpu profile. Of the profiles for that model of GPU, the one with the most GPUs that are really there.
-    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake.
+    No GPU is the cpu profile. None if no profile knows them: a variant (40GB) has other numbers than its namesake.
     """
     if not gpu_names:
         return _shipped("cpu")
@@ -78,9 +96,7 @@ def matching(gpu_names: Sequence[str]) -> Profile | None:
     name = _by_model().get(models.pop())
     if models or name is None:
         return None
-    several = re.compile(rf"(\d+)x-{re.escape(name)}")
-    counts = {int(match[1]): match[0] for match in map(several.fullmatch, available()) if match} | {1: name}
-    return _shipped(counts[max(count for count in counts if count <= len(gpu_names))])
+    return _shipped(f"2x-{name}" if len(gpu_names) > 1 and name in _PAIRED else name)
 
 
 def same_gpu(first: str, second: str) -> bool:
@@ -90,63 +106,73 @@ def same_gpu(first: str, second: str) -> bool:
 
 def undescribed(gpus: Sequence[str]) -> SettingsError:
     """Return the error for GPUs, by their names, that no profile describes."""
-    hint = "`triforce profile --measure --save` measures it for all plans; or name a GPU like it, or a YAML file"
+    hint = "`triforce profile --measure --save` measures it for all plans; or name a GPU like it with --gpu"
     return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(gpus))}", hint)
 
 
 @cache
-def _folder() -> Traversable:
-    """Return offload/profiles of an installed wheel; profiles/ beside offload/ of a checkout or an editable install."""
-    packaged = files("offload") / "profiles"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "profiles"
-
-
-@cache
 def _shipped(name: str) -> Profile:
-    return _read(_folder() / f"{name}.yaml", f"{name}.yaml")
+    return build(Profile, _values(name), name)
 
 
-def _read(file: Path | Traversable, source: str) -> Profile:
-    values = read_extended(file, source, lambda name: _folder() / f"{_resolved(name)}.yaml")
-    profile = build(Profile, values, source)
+def _of_file(path: Path, source: str) -> Profile:
+    profile = build(Profile, _extended(path, source), source)
     if profile.device == "cuda" and profile.gpus < 1:
         raise SettingsError(f"{source}: device is cuda, but gpus is 0", "say how many there are, such as gpus: 1")
     return profile
 
 
+def _extended(path: Path, source: str, depth: int = 0) -> Any:
+    """Return the values of a file merged over those of the profile or file that its `extends` names, and so on.
+
+    A file is relative to the one that names it; `depth` files extend this one. Raises SettingsError.
+    """
+    values = read(path, source)
+    if not isinstance(values, dict) or "extends" not in values:
+        return values
+    wanted = str(values.pop("extends"))  # YAML reads the name 4090 as a number
+    values.setdefault("name", path.stem)  # not inherited
+    if depth == _MOST_EXTENDED:
+        raise SettingsError(f"{source}: the files extend each other in a cycle", "let one of them stand alone")
+    if is_path(wanted):
+        base = path.parent / os.path.expanduser(wanted)
+        return merged(_extended(base, str(base), depth + 1), values)
+    try:
+        return merged(_values(_resolved(wanted)), values)
+    except SettingsError as error:
+        raise SettingsError(f"{source} extends {wanted}: {error.message}", error.hint) from error
+
+
 def _resolved(text: str) -> str:
-    """Return the name of a profile that comes with the program; no file is opened. Raises SettingsError."""
+    """Return the name of a profile that comes with the program. Raises SettingsError."""
     names = available()
-    if text in names:
-        return text
     simplified = _simplified(text)
     aliases = _by_model() | {_simplified(name): name for name in names}
-    if simplified in aliases:
-        return aliases[simplified]
-    raise SettingsError(f"there is no profile {short_repr(text)}", _suggestion(text, names, aliases))
-
-
-def _suggestion(text: str, names: Sequence[str], aliases: Mapping[str, str]) -> str:
-    """Return a hint: the profiles whose names contain `text`, else the closest."""
-    every = "`triforce profile` lists all; or give a path to a YAML file"
-    letters = re.sub(r"[^a-z0-9]", "", text.lower())
-    containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]
-    near = get_close_matches(_simplified(text), [*aliases, AUTO], _MOST_SUGGESTED)
-    meant = containing or list(dict.fromkeys(aliases.get(alias, alias) for alias in near))
-    return f"did you mean {', '.join(meant)}? {every}" if meant else every
+    if text in names or simplified in aliases:
+        return text if text in names else aliases[simplified]
+    hint = f"`triforce profile --compare` lists all; another GPU is a YAML file with lines such as {EXAMPLE}"
+    if _UNSUPPORTED.search(text):
+        hint = "GPUs of NVIDIA are used, and processors of all makers: --gpu cpu plans for yours"
+    else:
+        letters = re.sub(r"[^a-z0-9]", "", text.lower())
+        containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]
+        near = get_close_matches(simplified, [*aliases, AUTO], _MOST_SUGGESTED)
+        meant = containing or list(dict.fromkeys(aliases.get(alias, alias) for alias in near))
+        hint = f"did you mean {', '.join(meant)}? {hint}" if meant else hint
+    raise SettingsError(f"there is no profile {short_repr(text)}", hint)
 
 
 def _by_model() -> dict[str, str]:
-    """Return the name of the profile of one GPU by its model, simplified: mostly the file's name, simplified."""
-    single = [name for name in available() if not re.match(r"\d+x-", name) and name != "cpu"]
-    return {_simplified(name): name for name in single} | _OTHER_MODELS
+    """Return the name of the profile of one GPU by its name, and by the driver's, both simplified."""
+    return {_simplified(key): name for name, row in _rows().items() for key in (name, row[0])}
 
 
 def _simplified(name: str) -> str:
     """Return a name without brand and punctuation.
 
     'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' all give '4090'; '2x RTX 4090' gives '2x4090', and
-    'NVIDIA GeForce RTX 4090 Laptop GPU' gives '4090laptop'.
+    'NVIDIA GeForce RTX 3070 Laptop GPU' gives '3070laptop'.
     """
-    bare = re.sub(r"nvidia|geforce|rtx|gpu|[^a-z0-9]", "", name.lower())
+    bare = re.sub(r"nvidia|geforce|rtx|gtx|gpu|[^a-z0-9]", "", name.lower())
+    bare = re.sub(r"(\d{4}(ti)?)(mobile|m)$", r"\1laptop", re.sub(r"^(laptop|notebook)(.+)", r"\2\1", bare))
     return re.sub(r"^1x", "", bare)

@@ -87,7 +87,7 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     elif gpu is None or link is None:
         raise SettingsError(
             f"profile {profile.name} has no rates for its GPU and link, which a plan needs",
-            "choose one that has with --gpu or --profile, or write one: a profile is a small YAML file",
+            "choose one that has with --gpu, or write one: a profile is a small YAML file",
         )
     else:
         gpus = profile.gpus

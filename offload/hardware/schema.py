@@ -25,7 +25,8 @@ _ASKED_FOR = ("stop", "coupled", "approximate", "kv")  # by a request alone: no 
 OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name != "constraint"]  # of all settings
 _CHOSEN_BY_HARDWARE = [name for name in OPTION_NAMES if name not in _ASKED_FOR]
 _SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
-_EXAMPLES = "see the profiles that come with the program"
+EXAMPLE = "`extends: rtx-3060` and `gpu: {memory_gib: 8}`"
+_EXAMPLES = f"write lines such as {EXAMPLE}"
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
@@ -156,7 +157,7 @@ def _built(kind: Callable[..., Any], values: Any, key: Key) -> Any:
         what = dotted(key) or "the file"
         raise InvalidValue(key, f"{what} is {short_repr(values)}, not keys and values", _EXAMPLES)
     hints = type_hints(kind)
-    refuse_unknown(values, list(hints), key)
+    refuse_unknown(values, [*hints, *(["extends"] if kind is Profile else [])], key)
     given = dict(values)
     for name, value in values.items():
         part: Any = next((hint for hint in (hints[name], *get_args(hints[name])) if is_dataclass(hint)), None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.weight_formats import QuantizedFormat
-from .quantized import QuantizedTensor
+from .quantized import Quantized, QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,21 @@ class DeviceWeight:
         return QuantizedTensor(self.format, codes, self.scales[:, part].T, *numbers)
 
 
-def pack_for_device(weights: Sequence[QuantizedTensor]) -> DeviceWeight:
+def pack_for_device(weights: Sequence[Quantized]) -> DeviceWeight:
     """Return weights of one format below each other, on the device where they are; no value is changed."""
-    kind, device = weights[0].format, weights[0].codes.device
+    parts = [weight.split() for weight in weights]
+    kind, device = parts[0].format, parts[0].codes.device
     is_table = kind.bits < 8 and not kind.is_even
     names = ("scales", "minima", "factors", "minimum_factors")
     return DeviceWeight(
         kind,
-        _stacked([_low_bits(weight) for weight in weights]),
-        high=_stacked([_high_bits(weight) for weight in weights]) if kind.bits in (5, 6) else None,
+        _stacked([_low_bits(part) for part in parts]),
+        high=_stacked([_high_bits(part) for part in parts]) if kind.bits in (5, 6) else None,
         levels=torch.tensor(kind.levels, dtype=torch.float32, device=device) if is_table else None,
         **{
-            name: _stacked([getattr(weight, name) for weight in weights])
+            name: _stacked([getattr(part, name) for part in parts])
             for name in names
-            if getattr(weights[0], name) is not None
+            if getattr(parts[0], name) is not None
         },
     )
 

@@ -14,7 +14,7 @@ from ..errors import SettingsError
 from . import triton
 from .linear import TorchLinear
 from .native import Kernel, KernelUnavailable, find_kernel
-from .quantized import QuantizedTensor
+from .quantized import Quantized
 from .quantized_linear import QuantizedLinear
 from .triton import row_ops
 
@@ -69,7 +69,7 @@ class Operations(Protocol):
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         """Return whether weights of a model that computes in `dtype` stay quantised."""
 
-    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> LocalLinear:
+    def quantized_linear(self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None) -> LocalLinear:
         """Return a linear as `linear`; the outputs of the weights `[out, in]`, quantised or not, are concatenated."""
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -93,7 +93,7 @@ class TorchOperations:
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return False
 
-    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> LocalLinear:
+    def quantized_linear(self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None) -> LocalLinear:
         raise NotImplementedError("torch multiplies with dequantised weights")
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -122,9 +122,7 @@ class CudaOperations(TorchOperations):
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16
 
-    def quantized_linear(
-        self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None
-    ) -> QuantizedLinear:
+    def quantized_linear(self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None) -> QuantizedLinear:
         return QuantizedLinear(weights, bias)
 
 

@@ -42,6 +42,9 @@ class QuantizedTensor:
         """Return rows and inputs."""
         return len(self.codes), 32 * self.codes.shape[1]
 
+    def split(self) -> QuantizedTensor:
+        return self
+
     def to(self, device: torch.device) -> QuantizedTensor:
         return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
@@ -88,11 +91,46 @@ class QuantizedTensor:
         return torch.tensor(self.format.levels, dtype=torch.float32, device=codes.device)[codes.flatten(1).int()]
 
 
+@dataclass(frozen=True)
+class StoredBlocks:
+    """A quantised matrix as the blocks of a GGUF file, which the native kernel packs as they are.
+
+    Args:
+        blocks: `[rows, bytes]` uint8, which may be a mapped file.
+        splitter: returns the codes and numbers of blocks.
+    """
+
+    format: QuantizedFormat
+    blocks: Tensor
+    inputs: int
+    splitter: Callable[[Tensor], QuantizedTensor]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return rows and inputs."""
+        return len(self.blocks), self.inputs
+
+    def split(self) -> QuantizedTensor:
+        return self.splitter(self.blocks)
+
+    def to(self, device: torch.device) -> Quantized:
+        return self if device.type == "cpu" else self.split().to(device)
+
+    def rows(self, part: slice | Tensor) -> StoredBlocks:
+        return replace(self, blocks=self.blocks[part])
+
+    def columns(self, part: slice) -> QuantizedTensor | None:
+        return self.split().columns(part)
+
+
+Quantized = QuantizedTensor | StoredBlocks
+
+
 def neighbours(
-    weights: Sequence[QuantizedTensor | Tensor], continues: Callable[[QuantizedTensor, QuantizedTensor], bool]
-) -> Iterator[list[QuantizedTensor] | Tensor]:
+    weights: Sequence[Quantized | Tensor], continues: Callable[[Quantized, Quantized], bool]
+) -> Iterator[list[Quantized] | Tensor]:
     """Yield weights in their order: plain ones, and runs of quantised ones of which each `continues` the one before."""
-    run: list[QuantizedTensor] = []
+    run: list[Quantized] = []
     for weight in weights:
         if run and (isinstance(weight, Tensor) or not continues(run[-1], weight)):
             yield run

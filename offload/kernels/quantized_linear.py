@@ -16,7 +16,7 @@ from ..architecture.pages import DEQUANTIZED_BYTES
 from ..architecture.weight_formats import QuantizedFormat
 from . import triton
 from .device_weight import DeviceWeight, pack_for_device
-from .quantized import QuantizedTensor, neighbours
+from .quantized import Quantized, neighbours
 from .triton import row_ops
 
 _TORCH_BYTES = 24  # that torch's operations take for each weight while they dequantise it
@@ -26,7 +26,7 @@ _TILE_OUTPUTS = 16  # a tile has a multiple of them
 class QuantizedLinear:
     """A linear whose outputs are in parts, of which some are quantised; see `Linear` in ops.py. It computes in bf16."""
 
-    def __init__(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> None:
+    def __init__(self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None) -> None:
         """Pack the weights `[outputs, inputs]` on the device where they are; the bias is `[outputs]` there."""
         alike = neighbours(weights, lambda before, weight: before.format == weight.format)
         self._weights: list[DeviceWeight | Tensor] = [

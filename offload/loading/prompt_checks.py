@@ -77,7 +77,7 @@ def new_tokens_in_context(shape: ModelShape, prompt_tokens: int, wanted: int, ex
     if prompt_tokens >= context:
         raise PromptError(
             f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
-            f"use `triforce summarize --map-reduce`, {extend}or --model with a longer context",
+            f"use `triforce summarize`, which reads it in parts, {extend}or --model with a longer context",
         )
     if exact and prompt_tokens + wanted > context:
         raise PromptError(

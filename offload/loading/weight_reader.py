@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..kernels.ops import Linear, LocalLinear, Operations
-from ..kernels.quantized import QuantizedTensor
+from ..kernels.quantized import Quantized
 from ..parallel import Group, Share
 from ..parallel.linear import GatheredLinear, JoinedNorm, SummedLinear, Table
 from .formats.checkpoint import Weights
@@ -90,10 +90,10 @@ class WeightReader:
         part = self._quantized(f"{name}.weight", self._read_quantized)
         return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])
 
-    def _read_quantized(self, stored: str) -> QuantizedTensor | None:
+    def _read_quantized(self, stored: str) -> Quantized | None:
         return self._weights[stored].quantized()
 
-    def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
+    def _quantized(self, name: str, read: Callable[[str], Quantized | None]) -> Quantized | None:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
         place = self._place(name)
         if not self._operations.serves_quantized(self._dtype) or (whole := read(place.name)) is None:

@@ -103,13 +103,14 @@ def _load_experts(
         per_token=shape.experts.per_token,
         group=reader.group,
         shared=_load_shared_expert(always, spec, mlp) if spec.shares_expert else None,
+        choice_bias=always.wide(f"{mlp}.gate.e_score_correction_bias") if spec.router == "sigmoid" else None,
     )
 
 
 def _load_shared_expert(reader: WeightReader, spec: LayerSpec, mlp: str) -> SharedExpert:
     name = f"{mlp}.shared_expert"
-    gate, down = reader.linear(False, f"{name}_gate"), reader.linear(False, f"{name}.down_proj")
-    return SharedExpert(gate, _gate_up(reader, spec, name), down)
+    gate = reader.linear(False, f"{name}_gate") if spec.gates_shared_expert else None
+    return SharedExpert(gate, _gate_up(reader, spec, name), reader.linear(False, f"{name}.down_proj"))
 
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -144,6 +145,7 @@ def load_model(
 
         reader, outside = reader_to(device, do), reader_to(_CPU, do)
         embedding, head = _load_ends(reader, shape)
+        checkpoint.close()
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
         experts = None if tier is None else tier.experts
         store = None if experts is None else ExpertStore(experts, device, do)
@@ -154,6 +156,7 @@ def load_model(
                 loaded.append(load_layer_apart(reader, host, shape, index, store, experts.operations))
             else:
                 loaded.append(load_layer(reader if index < resident else outside, shape, index))
+            checkpoint.close()  # mapped pages count as this process's memory, and would be a second copy
             progress(index + 1, shape.layers)
         layers: Iterable[Layer] = loaded
         if tier is not None and resident < shape.layers:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..architecture.layer_spec import expected_experts
+from ..architecture.layer_spec import LayerSpec, expected_experts
 from ..kernels.ops import LocalLinear
 from ..parallel import Group
 
@@ -32,20 +33,25 @@ class ExpertsAway(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """An expert that all tokens have, multiplied with the sigmoid of its gate."""
+    """An expert that all tokens have; with a gate, it is multiplied with the gate's sigmoid."""
 
-    gate: LocalLinear  # [1, hidden]
+    gate: LocalLinear | None  # [1, hidden]
     gate_up: LocalLinear  # [2 * width, hidden]
     down: LocalLinear  # [hidden, width]
 
     def output(self, x: Tensor, activated: Callable[[Tensor], Tensor]) -> Tensor:
         """Return its output for rows `x` `[tokens, hidden]`, in fp32."""
-        gate = self.gate.wide(x).expand(-1, _WIDE).contiguous().sigmoid()[:, :1]
-        return self.down.wide(activated(self.gate_up(x))).mul_(gate)
+        out = self.down.wide(activated(self.gate_up(x)))
+        return out if self.gate is None else out.mul_(_sigmoid(self.gate.wide(x).expand(-1, _WIDE))[:, :1])
 
     @property
     def linears(self) -> tuple[LocalLinear, ...]:
-        return self.gate, self.gate_up, self.down
+        return tuple(linear for linear in (self.gate_up, self.down, self.gate) if linear is not None)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid of rows of whole vectors of `_WIDE` numbers, whose bits depend on no other row."""
+    return x.contiguous().sigmoid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,19 @@ class ExpertWeights:
     group: Group
     shared: SharedExpert | None = None
     away: ExpertsAway | None = None
+    choice_bias: Tensor | None = None  # [experts] in fp32, of a sigmoid router
 
-    def mixed(self, x: Tensor, router: str, activated: Callable[[Tensor], Tensor]) -> Tensor:
+    def mixed(self, x: Tensor, spec: LayerSpec, activated: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the weighted sum of the experts' outputs for rows `x` `[tokens, hidden]`, in fp32.
 
         Each expert runs once, on the rows that are routed to it. A token's sum is made in the order of its experts'
         numbers, so that its bits do not depend on the other rows where those of the linears do not.
 
         Args:
-            router: as `LayerSpec.router`.
+            spec: the layer's; it says how the router weighs.
             activated: maps the results of `gate_up` to what `down` takes.
         """
-        weights, experts = route(self.router.wide(x), self.per_token, router)
+        weights, experts = route(self.router.wide(x), self.per_token, spec, self.choice_bias)
         if self.away is not None:
             total = self.away.weighted_sum(x, weights, experts, activated)
         else:
@@ -105,7 +112,10 @@ class ExpertWeights:
 
         router = moved(self.router)
         gate_up, down = (tuple(map(moved, linears)) for linears in (self.gate_up, self.down))
-        shared = self.shared and SharedExpert(*map(moved, self.shared.linears))
+        shared = self.shared
+        if shared is not None:
+            both, gate = (moved(shared.gate_up), moved(shared.down)), shared.gate and moved(shared.gate)
+            shared = SharedExpert(gate, *both)
         return replace(self, router=router, gate_up=gate_up, down=down, shared=shared)
 
 
@@ -149,15 +159,20 @@ def _by_expert(
     return y
 
 
-def route(logits: Tensor, per_token: int, router: str) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, per_token: int, spec: LayerSpec, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the weights and the numbers of each token's experts, in ascending order, both `[tokens, per_token]`.
 
     Args:
         logits: the router's, `[tokens, experts]`, in fp32.
-        router: "all" or "chosen", as `LayerSpec.router`.
+        choice_bias: `[experts]`, of a sigmoid router: it is added where experts are chosen, and not to their weights.
     """
-    weights, experts = logits.softmax(dim=-1).topk(per_token, dim=-1)
-    if router == "chosen":  # a softmax over them alone
-        weights /= weights.sum(dim=-1, keepdim=True)
+    if choice_bias is not None:
+        scores = _sigmoid(F.pad(logits, (0, -logits.shape[1] % _WIDE)))[:, : logits.shape[1]]
+        experts = (scores + choice_bias).topk(per_token, dim=-1).indices
+        weights = scores.gather(-1, experts)
+    else:
+        weights, experts = logits.softmax(dim=-1).topk(per_token, dim=-1)
+    if spec.router != "all":  # a softmax over them alone
+        weights = weights / weights.sum(dim=-1, keepdim=True)
     experts, order = experts.sort(dim=-1)
-    return weights.gather(-1, order), experts
+    return weights.gather(-1, order) * spec.router_scale, experts

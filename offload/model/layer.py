@@ -113,7 +113,7 @@ class LayerPass:
         if not self.spec.is_parallel:
             normed = self.norm(x, layer.mlp_norm, layer.mlp_norm_bias)
         if layer.experts is not None:
-            mixed = layer.experts.mixed(normed, self.spec.router, self.activated)
+            mixed = layer.experts.mixed(normed, self.spec, self.activated)
             return self._add_rows(x, mixed, layer.mlp_post_norm)
         assert layer.gate_up is not None and layer.down is not None
         x = self._add(x, layer.down, self.activated(layer.gate_up(normed)), layer.mlp_post_norm)

@@ -43,10 +43,10 @@ GATHER = 0.25  # of the host's bandwidth, which torch's gathering of chunks of a
 class Decoding:
     """A decoding method with its predicted speed.
 
-    `tbt` is the time between tokens, of each sequence where several run together. `host_share` is the fraction of the
-    KV that is not resident to which the host attends. gamma1 and gamma2 are the tokens drafted for a verification (0:
-    no such level). `verify_s` and `draft_s` are the seconds of one verification and of the drafting before it. gamma2
-    counts the nodes of a tree, and `depth` is the tree's; 0 for a chain.
+    `tbt` is the time between tokens. `host_share` is the fraction of the offloaded KV to which the host attends. gamma1
+    and gamma2 are the tokens drafted for a verification (0: no such level). `verify_s` and `draft_s` are the seconds of
+    one verification and of the drafting before it. gamma2 counts the nodes of a tree, and `depth` is the tree's; 0 for
+    a chain.
     """
 
     method: str
@@ -160,7 +160,7 @@ def first_token(passes: Passes) -> Time:
     """
     inputs, placed, hardware = passes.inputs, passes.placed, passes.inputs.hardware
     chunks, rows = max(inputs.tokens / inputs.prefill_chunk, 1), min(inputs.tokens, inputs.prefill_chunk)
-    chunk = Passes(replace(inputs, sequences=1), placed).linears(rows)
+    chunk = passes.linears(rows)
     hosted = chunks * chunk.hosted_experts.seconds(hardware)
     compute = _computing(inputs, chunk, chunks)
     copies_experts = placed.away_layers > 0 and not placed.hosts_experts(rows)

@@ -39,17 +39,15 @@ _MOST_ROWS = 1 << 16  # where copying experts never pays, passes of so many rows
 class Passes:
     """Passes of a placed request, each timed once.
 
-    A pass is over so many `rows` of each sequence; all of the request's take part in it, at the same level.
-
     Attributes:
         pages: of an offloaded layer's keys and values.
         page_share: of the seconds that launching a page takes that is copied by itself, where runs are copied at once.
-        sample_s: the seconds in which a token of each sequence is drawn.
+        sample_s: the seconds in which a token is drawn.
     """
 
     def __init__(self, inputs: PlanInputs, placed: Placed) -> None:
         self.inputs, self.placed = inputs, placed
-        self.sample_s = SAMPLE_S[inputs.hardware.device] * inputs.sequences
+        self.sample_s = SAMPLE_S[inputs.hardware.device]
         share = inputs.shape.share(inputs.hardware.gpus)
         page = page_tokens(share, inputs.itemsize)
         self.pages = -(-inputs.tokens // page)
@@ -83,11 +81,10 @@ class Passes:
     def _full_pass(self, rows: int) -> Callable[[float], Pass]:
         """Return a function of the host's share: plans try many, and most of the work is the same with each."""
         inputs, shape = self.inputs, self.inputs.shape
-        count, gpus = inputs.sequences, inputs.hardware.gpus
-        windows = count * shape.window_bytes(inputs.tokens, inputs.itemsize)
-        layer_kv = (count * inputs.kv_bytes(inputs.tokens) - windows) / shape.kv_layers
+        gpus, windows = inputs.hardware.gpus, shape.window_bytes(inputs.tokens, inputs.itemsize)
+        layer_kv = (inputs.kv_bytes(inputs.tokens) - windows) / shape.kv_layers
         layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
-        kv = windows * window_reads + layer_kv * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
+        kv = windows * window_reads + layer_kv * shape.kv_layers * grown_reads + shape.moved_state_bytes
         again = shape.borrowing[0] if layers else 0  # layers that read the last one's, which is offloaded
         offloaded = layer_kv * (layers + again)
         copied = 0.0 if inputs.has_one_memory else offloaded
@@ -95,14 +92,14 @@ class Passes:
         if inputs.has_planes:  # plane B is copied; both are read and written once more before attention reads them
             plane_a = PLANE_KV.run_bytes(shape.head_dim) / PACKED_KV.run_bytes(shape.head_dim)
             copied, joined = offloaded * (1 - plane_a), 2 * offloaded
-        scoring = count * attention_flops(shape, inputs.tokens, rows)
+        scoring = attention_flops(shape, inputs.tokens, rows)
         base = self.linears(rows)
         base = replace(
             base,
             kv_format=inputs.kv,
             disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
             graphed=base.graphed and not offloaded and (inputs.hardware.shared or not inputs.kv_format.lossy),
-            away_layers=count * layers,
+            away_layers=layers,
         )
 
         def with_share(share: float) -> Pass:
@@ -114,8 +111,8 @@ class Passes:
                 hosted=hosted,
                 attention_flops=scoring * (1 - hosted / kv) / gpus,
                 hosted_flops=scoring * hosted / kv,
-                pages=base.pages + (1 - share) * (layers + again) * count * self.pages * self.page_share,
-                folded_layers=count * (layers + again) if hosted else 0,
+                pages=base.pages + (1 - share) * (layers + again) * self.pages * self.page_share,
+                folded_layers=layers + again if hosted else 0,
             )
 
         return with_share
@@ -132,30 +129,29 @@ class Passes:
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
         inputs, shape, gpus = self.inputs, self.inputs.shape, self.inputs.hardware.gpus
-        budget, count = inputs.budget, inputs.sequences
-        offloaded = shape.kv_layers - self.placed.resident_layers
+        budget, offloaded = inputs.budget, shape.kv_layers - self.placed.resident_layers
         kind = whole_format(inputs.speculation) or (inputs.kv if inputs.in_place(offloaded) else BF16)  # else copies
         grown_reads, window_reads = shape.kv_reads
         fixed = window_reads * shape.window_bytes(inputs.tokens, inputs.itemsize) + shape.moved_state_bytes
-        kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, inputs.itemsize))
+        kv = fixed + grown_reads * stored_bytes(shape.growing, kind, budget, inputs.itemsize)
         if inputs.has_planes:  # resident layers are plain, and read as they are
             exact = inputs.itemsize * 8 / KV_FORMATS[kind].number_bits(shape.head_dim)
             kv *= 1 + (exact - 1) * (1 - offloaded / shape.kv_layers)
-        scoring = count * attention_flops(shape, budget, rows)
+        scoring = attention_flops(shape, budget, rows)
         work = replace(self.linears(rows), kv=kv / gpus, kv_format=kind, attention_flops=scoring / gpus)
         if inputs.has_planes:  # drafted tokens are stored in open pages, by passes that are not recorded
-            work = replace(work, graphed=False, away_layers=count * offloaded)
+            work = replace(work, graphed=False, away_layers=offloaded)
         return pass_time(work, inputs.hardware).seconds
 
     @property
     def on_disk(self) -> float:
-        """Return the bytes of KV on disk, of all tokens of all sequences."""
+        """Return the bytes of KV on disk."""
         inputs, placed = self.inputs, self.placed
         kv = stored_bytes(inputs.shape.growing, inputs.kv, inputs.tokens, inputs.itemsize)
-        return placed.disk_layers / inputs.shape.kv_layers * inputs.sequences * kv
+        return placed.disk_layers / inputs.shape.kv_layers * kv
 
     def selecting(self) -> float:
-        """Return the seconds in which a selection reads the keys of a GPU's resident layers, of all sequences.
+        """Return the seconds in which a selection reads the keys of a GPU's resident layers.
 
         A CPU keeps mean keys. From disk, new chunks are read page by page: at most all of it.
         """
@@ -164,7 +160,7 @@ class Passes:
         if hardware.shared:
             return reading
         resident = self.placed.resident_layers / inputs.shape.kv_layers
-        kv = inputs.sequences * inputs.shape.growing.kv_bytes(inputs.tokens, inputs.itemsize)
+        kv = inputs.shape.growing.kv_bytes(inputs.tokens, inputs.itemsize)
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
 
@@ -175,20 +171,18 @@ class Passes:
             return 0.0
         bits = drafter_bits(inputs.draft, inputs.bits, inputs.itemsize)
         work = linear_pass(inputs.draft, inputs, rows, 1, 0, bits)
-        room = inputs.sequences * (settings.sink + settings.window)
-        work = replace(work, kv=inputs.draft.kv_bytes(room, inputs.itemsize))
+        work = replace(work, kv=inputs.draft.kv_bytes(settings.sink + settings.window, inputs.itemsize))
         return pass_time(work, replace(inputs.hardware, gpus=1)).seconds + self.sample_s
 
 
 def linear_pass(shape: Dimensions, inputs: PlanInputs, rows: int, gpus: int, streamed: int, bits: WeightBits) -> Pass:
-    """Return a pass over `rows` of each sequence without attention, with `streamed` layers' weights in host memory.
+    """Return a pass over `rows` without attention, with `streamed` layers' weights in host memory.
 
-    It is a CUDA graph on a single GPU that has all weights, for one sequence: not with experts, which the tokens
-    choose, or with linear attention.
+    It is a CUDA graph on a single GPU that has all weights: not with experts, which the tokens choose, or with linear
+    attention.
     """
     quantized = bits.is_quantized(inputs.itemsize) and inputs.hardware.device == "cuda"
     is_fixed = not streamed and shape.experts is None and shape.linear is None
-    rows *= inputs.sequences
     operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
     return Pass(
         rows=rows,
@@ -197,10 +191,9 @@ def linear_pass(shape: Dimensions, inputs: PlanInputs, rows: int, gpus: int, str
         weights=shape.read_bytes(bits, rows) / gpus,
         copied=streamed * shape.layer_bytes(bits) / gpus,
         linear_flops=operations / gpus,
-        graphed=inputs.hardware.gpus == 1 and is_fixed and inputs.sequences == 1,
+        graphed=inputs.hardware.gpus == 1 and is_fixed,
         pages=streamed,
         quantized=quantized,
-        sequences=inputs.sequences,
         experts=shape.experts.distinct(rows) * shape.experts.layers if shape.experts else 0.0,
     )
 

@@ -6,7 +6,7 @@ Nothing is loaded or measured here; the same inputs always give the same plan. I
 from dataclasses import dataclass, replace
 
 from ..errors import OutOfMemory
-from ..settings.kv_formats import BF16, PACKED_KV, PLAIN_KV, tiered_format
+from ..settings.kv_formats import BF16, PLAIN_KV, tiered_format
 from ..settings.method_sizes import drafting_from_planes, has_middle
 from ..settings.placement_settings import PLANES
 from ..units import counted, size_text
@@ -17,8 +17,6 @@ from .passes import Passes
 from .placement import Placed, place, resident_tokens
 from .roofline import Time
 
-# Planes are chosen unasked only if they are so many times as fast: the acceptance of their drafts is a guess.
-CLEARLY = 1.2
 ANSWER_TOKENS = 512  # of an answer, for which formats are compared: the default of --max-new-tokens
 
 
@@ -110,10 +108,8 @@ class Plan:
             for name, tier in self.tiers
             if tier.limit is not None and tier.missing
         ]
-        tokens, sequences = self.inputs.tokens, self.inputs.sequences
-        what = counted(tokens, "token") if sequences == 1 else f"{sequences:,} sequences of {counted(tokens, 'token')}"
-        fails = "does not fit" if tokens == sequences == 1 else "do not fit"
-        return f"{what} {fails}: {' and '.join(short)}" if short else ""
+        fails = "does not fit" if self.inputs.tokens == 1 else "do not fit"
+        return f"{counted(self.inputs.tokens, 'token')} {fails}: {' and '.join(short)}" if short else ""
 
     def require_fit(self, hint: str = "") -> None:
         """Raise OutOfMemory with the numbers if the plan does not fit."""
@@ -129,15 +125,9 @@ def make_plan(inputs: PlanInputs) -> Plan:
     packed = _packed_on_device(inputs)
     if packed is not None and not (plan.fits and plan.answer_s <= packed.answer_s):
         return packed
-    if plan.offload == "none" or plan.placed.uses_disk:
+    if plan.offload != PLANES or plan.placed.uses_disk:
         return plan
-    if plan.inputs.has_planes:
-        return _plan_in_planes(plan.inputs)
-    if not _may_choose_planes(plan.inputs):
-        return plan
-    planes = _plan_in_planes(plan.inputs)
-    is_clear = plan.chosen.tbt.seconds > CLEARLY * planes.chosen.tbt.seconds
-    return planes if planes.fits and planes.offload == PLANES and is_clear else plan
+    return _plan_of(replace(plan.inputs, speculation=drafting_from_planes(plan.inputs.speculation)))
 
 
 def _plan_of(inputs: PlanInputs) -> Plan:
@@ -164,23 +154,10 @@ def _with_format(inputs: PlanInputs) -> PlanInputs:
 
 def _packed_on_device(inputs: PlanInputs) -> Plan | None:
     """Return a plan that packs all keys and values on one GPU, if AUTO may, and they fit; else None."""
-    is_one = inputs.hardware.gpus == 1 and not inputs.hardware.shared and inputs.sequences == 1
+    is_one = inputs.hardware.gpus == 1 and not inputs.hardware.shared
     kv = tiered_format(inputs.kv, inputs.packs)
     may_pack = inputs.packs_on_device and inputs.kv_format is PLAIN_KV and kv != BF16
     if not (may_pack and is_one and inputs.placement.offload in ("auto", "none")):
         return None
     plan = _plan_of(replace(inputs, kv=kv))
     return plan if plan.offload == "none" and plan.fits else None
-
-
-def _may_choose_planes(inputs: PlanInputs) -> bool:
-    """Return whether planes may be chosen: on a GPU that has all weights, where nothing else was asked for."""
-    placement, settings = inputs.placement, inputs.speculation
-    asked = placement.offload != "auto" or placement.host_share is not None or settings.middle is not None
-    return not asked and not inputs.hardware.shared and inputs.kv_format is PACKED_KV and inputs.sequences == 1
-
-
-def _plan_in_planes(inputs: PlanInputs) -> Plan:
-    """Return a plan whose plane A is on the device, with a middle level that reads it."""
-    placement = replace(inputs.placement, offload=PLANES)
-    return _plan_of(replace(inputs, placement=placement, speculation=drafting_from_planes(inputs.speculation)))

@@ -27,7 +27,6 @@ LAUNCH_S = 7e-6
 LAUNCHES = 10
 AWAY_LAUNCHES = 17  # more, of a layer whose keys and values are offloaded: RoPE, and storing in pages, by torch
 REDUCED_LAUNCHES = 4  # more, of a layer that several GPUs share: two all-reduces, and what adds their sums
-SEQUENCE_LAUNCHES = 4  # more, of each further sequence of a batch: its attention, which is copied to the others'
 EXPERT_LAUNCHES = 6  # of an expert that runs: its two products, and its part of the routing (experts.py)
 # An expert that runs on a CPU: calls of two products, and its part of the routing. Of 64 x 32 numbers, 8 for one token
 # took 45 us of CPU time each, 53 for 8 tokens 20 us.
@@ -83,10 +82,10 @@ class Pass:
         weights, kv: bytes that are read from device memory, resident or just copied.
         copied: bytes of both that come over the link.
         hosted, hosted_flops: the KV in bytes to which the one host attends, and its operations.
-        graphed: whether it is launched at once. Otherwise operation by operation, attention by sequence.
+        graphed: whether it is launched at once; otherwise operation by operation.
         pages: streamed one after the other.
         folded_layers: layers in which the host attends too.
-        away_layers: layers whose keys and values are offloaded, of all sequences together.
+        away_layers: layers whose keys and values are offloaded.
         quantized: whether the weights are quantised, on a GPU.
         disk: KV in bytes that is read from disk.
         kv_format: the format of the keys and values that attention reads.
@@ -111,7 +110,6 @@ class Pass:
     quantized: bool = False
     disk: float = 0.0
     kv_format: str = BF16
-    sequences: int = 1
     experts: float = 0.0
     hosted_experts: HostedExperts = HostedExperts()
 
@@ -171,15 +169,14 @@ def _launching(work: Pass, hardware: Hardware) -> float:
     """
     if hardware.shared:
         return 0.0
-    launches = work.layers * layer_launches(hardware, work.sequences) + work.experts * EXPERT_LAUNCHES
+    launches = work.layers * layer_launches(hardware) + work.experts * EXPERT_LAUNCHES
     launches += work.away_layers * AWAY_LAUNCHES
     return (0.0 if work.graphed else launches * LAUNCH_S) + work.pages * PAGE_S
 
 
-def layer_launches(hardware: Hardware, sequences: int = 1) -> int:
-    """Return the kernel launches of one resident layer for a batch of `sequences`, outside CUDA graphs."""
-    reduced = REDUCED_LAUNCHES if hardware.gpus > 1 else 0
-    return LAUNCHES + reduced + (sequences - 1) * SEQUENCE_LAUNCHES
+def layer_launches(hardware: Hardware) -> int:
+    """Return the kernel launches of one resident layer, outside CUDA graphs."""
+    return LAUNCHES + (REDUCED_LAUNCHES if hardware.gpus > 1 else 0)
 
 
 def _all_reduces(work: Pass, hardware: Hardware) -> float:

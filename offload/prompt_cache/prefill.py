@@ -31,6 +31,7 @@ class CachedPrefill:
         runner.settle(sequence)
         reusable.update()
         try:
+            self._cache.saved = 0
             if len(sequence) < max(self._cache.least, TOKENS + 1):
                 reusable.plan(len(sequence))
                 yield from runner.prefill(sequence)
@@ -44,9 +45,9 @@ class CachedPrefill:
         prompt = Prompt(self._cache, self.fingerprint, sequence.tokens, saved_format(runner.model.kv))
         yield from Restoration(prompt, runner, reusable).restore(sequence)
         reusable.plan(len(sequence))
-        writer = BlockWriter(prompt, runner, reusable.cache)
+        cached, before = min(runner.num_cached, len(sequence) - 1), time.perf_counter()
+        writer = BlockWriter(prompt, runner, reusable.cache, len(sequence) - cached)
         try:
-            cached, before = min(runner.num_cached, len(sequence) - 1), time.perf_counter()
             for event in runner.prefill(sequence):
                 seconds = time.perf_counter() - before
                 writer.save(reusable.length // TOKENS, max(runner.num_cached - cached, 0), seconds)
@@ -54,3 +55,4 @@ class CachedPrefill:
                 cached, before = runner.num_cached, time.perf_counter()
         finally:
             writer.close()
+            self._cache.saved = writer.saved

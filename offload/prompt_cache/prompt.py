@@ -34,7 +34,8 @@ class PromptCache:
         folder: where the blocks of prompts are.
         weights: the digest of the model's weights (`loading.weights_digest`).
         model, label: the display names of the model, and of the next prompt; the label may be set at any time.
-        least: tokens; shorter prompts are neither saved nor restored.
+        least: tokens; shorter prompts are neither saved nor restored. 0 saves all; else none is that is read quickly.
+        saved: tokens of the last prompt that were read, and are in the cache since.
         group: the ranks that share the model. Each saves its own heads, and all restore the same blocks.
         places: one for each block that may be copied at a time, shared by all writers.
     """
@@ -44,7 +45,7 @@ class PromptCache:
     ) -> None:
         self.folder, self.weights, self.model = folder, weights, model
         self.least, self.group = least, group
-        self.label = ""
+        self.label, self.saved = "", 0
         self.places = Semaphore(MOST_COPIED)
 
     def scoped(self, scope: str) -> PromptCache:

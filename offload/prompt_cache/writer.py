@@ -22,13 +22,20 @@ from .packing import pack, packing_kernel
 from .prompt import EVERY, STATES, Prompt
 
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
+_QUICK = 0.5  # seconds: a prompt that is read faster is not worth its place on the disk
 _MEASURED = 0.02  # of the limit is written before the folder, to which others write too, is measured again
 
 
 class BlockWriter:
-    """Saves the blocks of one prompt. The first error is a warning and ends saving."""
+    """Saves the blocks of one prompt, if reading it takes long. The first error is a warning and ends saving.
 
-    def __init__(self, prompt: Prompt, runner: Runner, cache: FullCache) -> None:
+    Attributes:
+        saved: tokens of the blocks that were handed to the thread.
+    """
+
+    def __init__(self, prompt: Prompt, runner: Runner, cache: FullCache, total: int) -> None:
+        """`total`: tokens of the prompt that are to be run."""
+        self.saved, self._total = 0, total
         self._prompt, self._runner, self._cache = prompt, runner, cache
         self._kernel = packing_kernel(runner.model.operations.kernel, runner.model.device)
         self._places = prompt.cache.places
@@ -52,6 +59,8 @@ class BlockWriter:
         self._seconds += seconds
         if self._tokens <= 0:
             return  # the time per token is not known yet
+        if self._tokens == tokens and self._prompt.cache.least and seconds / tokens * self._total < _QUICK:
+            self._stopped = True  # without a word: by the rate of the first chunk, the next run is as quick
         whole = min(self._runner.num_cached // TOKENS, end)
         for index in range(self._next, whole):
             if self._stopped:
@@ -59,6 +68,7 @@ class BlockWriter:
             started = time.perf_counter()
             if not self._prompt.paths[index].exists():
                 self._submit_block(index)
+                self.saved += TOKENS
             if not (index + 1) % EVERY or index + 1 == end:
                 self._submit_states(index)
             self._limit_delay(time.perf_counter() - started)

@@ -39,9 +39,6 @@ class SessionRunners:
         kind = middle_kind(settings)
         if kind is not None and has_middle(settings, tokens):
             middle = self._selected(kind, settings)
-        elif MIDDLE in self._kept and self._target.cache.followers:
-            del self._kept[MIDDLE]  # it observes every pass, and this request has no use for it
-            self._target.cache.followers.clear()
         draft = self._draft_runner(settings, middle) if has_draft_model(settings) else None
         self._target.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
         return Runners(self._target, middle, draft, self.lookup)

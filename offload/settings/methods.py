@@ -62,16 +62,14 @@ class Middle:
     """A way in which a middle level selects chunks, `--middle`.
 
     `cls` is its class, an `offload.caches.selection.Selector`, as module:name. One that `scores` reads keys, and its
-    chunks may be quantised. One that `follows` observes the queries of prompts. One with a `whole` format of keys and
-    values selects nothing: it reads all tokens in it. `acceptance` is the rate at which the full cache is expected to
-    accept its tokens, until that is measured: of a selection .92 to .89, by temperature, with 4K of 122K tokens
-    (TriForce, table 2).
+    chunks may be quantised. One with a `whole` format of keys and values selects nothing: it reads all tokens in it.
+    `acceptance` is the rate at which the full cache is expected to accept its tokens, until that is measured: of a
+    selection .92 to .89, by temperature, with 4K of 122K tokens (TriForce, table 2).
     """
 
     name: str
     cls: str
     scores: bool = True
-    follows: bool = False
     whole: str | None = None
     acceptance: float = 0.9
 
@@ -85,7 +83,6 @@ MIDDLES = {
     for middle in (
         Middle(RETRIEVAL, f"{_SELECTION}:RetrievalSelector"),
         Middle(STREAMING, f"{_SELECTION}:RecencySelector", scores=False),
-        Middle("h2o", f"{_SELECTION}:HeavyHitterSelector", follows=True),  # those with the most attention so far
         # A part of packed keys and values.
         Middle("plane", f"{_SELECTION}:RecencySelector", scores=False, whole="plane", acceptance=0.97),
     )

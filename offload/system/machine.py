@@ -41,13 +41,6 @@ def default_home() -> Path:
     return Path(user_cache_path("triforce"))
 
 
-def file_system(folder: Path) -> str:
-    """Return the type of the file system that a folder is in, such as ext4; empty where that is not known."""
-    mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    resolved = folder.resolve()
-    return next((mounts[path] for path in (resolved, *resolved.parents) if path in mounts), "")
-
-
 def free_in_groups(root: Path) -> Iterator[int]:
     """Yield the bytes left under each memory limit of a container; reclaimable file pages count as free."""
     for limit, used, statistics, droppable in _GROUP_FILES:

@@ -112,7 +112,7 @@ def test_a_new_selection_drops_tokens_that_only_the_retrieval_cache_has_run(mode
 
 
 @pytest.mark.daily("GQA")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(CYCLE, RESTART, PLAIN), min_size=1, max_size=12), st.sampled_from([None, 1, 8]))
 def test_it_follows_the_full_cache_through_any_history(model, steps, every):
     """Its copies equal the full cache's after accepted and rejected drafts, plain steps, and restarts."""

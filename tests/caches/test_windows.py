@@ -30,7 +30,9 @@ class Sequence:
     """A sequence in a small ring, and all of its queries, keys and values."""
 
     def __init__(self, kernel, room=14, dtype=torch.float32, window=WINDOW, seed=0, **options):
-        shape = replace(shape_from_config(CONFIG | {"sliding_window": window}, {}).sliding_attention, window_room=room)
+        shape = replace(
+            shape_from_config(CONFIG | {"sliding_window": window}, {}).sliding_attention, window_slack=room - window
+        )
         self.rope, self.window = Rope(shape, 100, dtype, CPU), window
         self.windows = Windows(shape, self.rope, dtype, CPU, kernel, **options)
         self.length, self._random, self._dtype = 0, torch.Generator().manual_seed(seed), dtype
@@ -146,7 +148,7 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_hf_model("olmo3", sliding_window=WINDOW, layer_types=CONFIG["layer_types"]).save_pretrained(folder)
     model = load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None)
-    model.shape = replace(model.shape, window_room=16)
+    model.shape = replace(model.shape, window_slack=16 - WINDOW)
     return model
 
 

@@ -24,6 +24,11 @@ def test_help_answers_with_examples(triforce, process):
         assert f"triforce {command}" in result.stdout and "]...]" not in result.stdout
 
 
+def test_commands_are_in_groups(triforce):
+    panels = re.findall("─ ([A-Z][A-Za-z ]+) ─", triforce("--help").stdout)
+    assert panels == ["Options", "Read a book", "Serve", "Models and this machine", "Research"]
+
+
 @needs_installation
 def test_version():
     result = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
@@ -51,22 +56,15 @@ def test_debug_shows_the_traceback(triforce):
     assert "error: no model at no-such-model" in result.stderr
 
 
-def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = triforce("generate", "--help").stdout.splitlines()
-    assert len(lines) < 136
-    first = next(number for number, line in enumerate(lines) if line.startswith("╭─ Options"))
-    names = [line.split()[1] for line in lines[first + 1 : first + 12]]
-    assert names == [
-        *("--prompt-file", "--model", "--max-new-tokens", "--temperature", "--system", "--stop", "--seed"),
-        *("--json", "--quiet", "--verbose", "--help"),
-    ]
-    assert lines[first + 12].startswith("╰")  # one line each
-    panels = [line.split("─")[1].strip() for line in lines if line.startswith("╭─ ")]
-    assert sorted(panels[2:]) == [
-        *("Form of the answer", "Machine", "Many prompts", "Memory and offloading", "Prompt and prompt cache"),
-        *("Sampling", "Speculative decoding"),
-    ]
+@pytest.mark.parametrize("command", ["generate", "summarize", "chat", "serve", "bench"])
+def test_help_shows_the_usual_options_and_the_way_to_the_others(triforce, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = triforce(command, "--help").stdout.splitlines()
+    shown = sum(line.startswith("│ --") for line in lines)
+    assert 9 <= shown <= 15
+    rest = re.search(rf"triforce {command} --help-all shows (\d+) more options", "\n".join(lines))
+    whole = triforce(command, "--help-all").stdout.splitlines()
+    assert sum(line.startswith("│ --") for line in whole) == shown + int(rest[1])
 
 
 @pytest.mark.parametrize("function", [generate, chat, serve])

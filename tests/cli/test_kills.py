@@ -73,7 +73,7 @@ def test_a_chat_that_is_killed_loses_the_answer_under_way_alone(endless_model_di
 
 def test_a_summary_that_is_killed_takes_no_step_again_that_was_saved(tiny_model_dir, tmp_path):
     (book := tmp_path / "book.txt").write_text(BOOK)
-    ask = ("summarize", book, "--map-reduce", "-n", "24")
+    ask = ("summarize", book, "-n", "24")
     expected = Runs(tiny_model_dir, tmp_path / "other", *ask).whole()
     runs, there = Runs(tiny_model_dir, tmp_path, *ask), set()
     for _ in range(KILLS):

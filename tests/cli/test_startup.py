@@ -69,8 +69,9 @@ ANSWERED = [["--help"], ["pull", "--list"], ["generate", "--help"]]
 
 
 def test_what_is_refused_or_answered_without_torch(tmp_path):
-    expected = [(2, [])] * len(REFUSED) + [(0, [])] * len(ANSWERED)
-    assert imported(tmp_path, *REFUSED, *ANSWERED) == expected
+    expected = [(2, [])] * len(REFUSED) + [(0, [])] * len(ANSWERED) + [(1, [])]
+    away = ["generate", "Hello", "--server", "127.0.0.1:1"]
+    assert imported(tmp_path, *REFUSED, *ANSWERED, away) == expected
 
 
 def test_a_spinner_is_shown_before_torch_is_imported(tiny_model_dir, tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from offload.errors import SettingsError
+from offload.errors import Degraded, SettingsError
 from offload.settings.constraint import Constraint
 from tests.support.constraints import accepts, byte_matcher
 
@@ -16,7 +16,14 @@ PERSON = {
 LINKED = {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
 CHAIN = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(5000)}
 ENTRIES = {f"p{i}": {"$ref": f"#/$defs/a{i}"} for i in range(0, 5000, 90)}  # the first one enters all others
-UNSUPPORTED = ("not", "if", "contains", "uniqueItems", "propertyNames", "dependentRequired", "unevaluatedProperties")
+BY_NAME = {"type": "object", "additionalProperties": {"type": "integer"}}
+UUID = "12345678-1234-4234-8234-123456789012"
+# What pydantic writes for paths, secrets, bytes, decimals and others.
+ANNOTATIONS = [
+    {"format": each} for each in ("regex", "path", "password", "binary", "byte", "json-string", "name-email")
+]
+ANNOTATIONS += [{"pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}, {"writeOnly": True, "uniqueItems": False}]
+UNSUPPORTED = ("not", "if", "contains", "dependentRequired", "unevaluatedProperties")
 
 
 @pytest.mark.parametrize(
@@ -31,12 +38,32 @@ UNSUPPORTED = ("not", "if", "contains", "uniqueItems", "propertyNames", "depende
         ("json-schema", json.dumps(PERSON), [], ['{"name": "x", "other": 1}', '{"name":"x"}']),  # closed, one spelling
         ("json-schema", json.dumps(PERSON | {"additionalProperties": True}), ['{"name": "x", "o": 1}'], []),
         ("json-schema", "true", ["1", "null"], ["x"]),
+        *(
+            ("json-schema", json.dumps({"items": {"type": "string"} | each}), ['["a"]'], ["[1]"])
+            for each in ANNOTATIONS
+        ),
+        ("json-schema", json.dumps({"type": "string", "format": "uuid4"}), [f'"{UUID}"'], ['"1"']),
+        ("json-schema", json.dumps({"type": "integer", "minimum": -(2**63)}), ["-1", "1"], ['"1"']),
+        (
+            "json-schema",
+            json.dumps(BY_NAME | {"propertyNames": {"enum": ["a", "b."]}}),
+            ['{"b.": 1}', "{}"],
+            ['{"c": 1}'],
+        ),
+        ("json-schema", json.dumps(BY_NAME | {"propertyNames": {"pattern": "^a"}}), ['{"ab": 1}'], ['{"b": 1}']),
+        ("json-schema", json.dumps(BY_NAME | {"propertyNames": {"type": "string"}}), ['{"b": 1}'], ['{"b": "c"}']),
         ("json-schema", json.dumps(LINKED), ['{"next": {"next": {}}}'], ['{"next": 1}', '{"next": {"a": 1}}']),
     ],
 )
 def test_texts_of_the_language_and_others(kind, text, good, bad):
     assert all(accepts(byte_matcher(kind, text), each.encode()) for each in good)
     assert not any(accepts(byte_matcher(kind, text), each.encode()) for each in bad)
+
+
+def test_what_is_not_enforced_is_said():
+    with pytest.warns(Degraded, match="uniqueItems is not enforced"):
+        matcher = byte_matcher("json-schema", '{"type": "array", "uniqueItems": true, "items": {"type": "integer"}}')
+    assert accepts(matcher, b"[1, 1]")
 
 
 @pytest.mark.parametrize(

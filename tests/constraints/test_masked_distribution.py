@@ -10,6 +10,7 @@ from offload.constraints.grammar import compile_grammar
 from offload.constraints.masks import TokenMasks
 from offload.constraints.matcher import AfterThinking, GrammarMatcher
 from offload.errors import TriforceError
+from offload.loading.tokenizers.thinking import Thinking, ThinkingFormat
 from offload.settings.config import Sampling
 from offload.speculation.levels.level import Level
 from offload.speculation.sampling.warp import Sampler
@@ -151,7 +152,7 @@ def test_a_dead_end_is_an_error_where_it_is_reached_and_not_where_it_is_drafted(
 def test_an_answer_does_not_end_within_the_thinking():
     """It would have none of the form that was asked for."""
     matcher = GrammarMatcher(compile_grammar("choices", '["d", "a"]', lltokenizer(SPELLING)))
-    masks = TokenMasks(AfterThinking(matcher, SPELLING, b"cd", None), [VOCAB - 1], VOCAB)
+    masks = TokenMasks(AfterThinking(matcher, SPELLING, Thinking(ThinkingFormat("x", "cd"), True)), [VOCAB - 1], VOCAB)
     for thought in ((), (0,), (0, 2)):
         assert list(masks.allowed(thought)) == [True] * (VOCAB - 1) + [False]
     answer = masks.allowed((0, 5))

@@ -58,10 +58,10 @@ def test_the_example_for_kubernetes_asks_what_the_server_answers(triforce_here):
         "readiness": "/ready",
     }
     source = (ROOT / "triforce_cli" / "serve" / "app.py").read_text()
-    assert all(f'Route("{each["path"]}"' in source for each in probes.values())
+    assert all(f'{each["path"]}", self._' in source for each in probes.values())
     assert {each["port"] for each in probes.values()} == {container["ports"][0]["name"]}
     options = dict(zip(container["args"][1::2], container["args"][2::2], strict=True))
-    help = triforce_here("serve", "--help").stdout
+    help = triforce_here("serve", "--help-all").stdout
     assert all(name in help for name in options)
     assert options["--port"] == str(container["ports"][0]["containerPort"]) == str(PORT)
     assert pod["spec"]["terminationGracePeriodSeconds"] > int(options["--drain"]) == DRAIN

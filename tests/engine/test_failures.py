@@ -48,16 +48,7 @@ def offloaded(engine):
     return made
 
 
-@pytest.mark.parametrize("method", ["retrieval", "ar"])
-def test_heavy_hitters_over_offloaded_kv_after_a_short_request(endless_engine, method):
-    engine, prompt = offloaded(endless_engine), ids(600)
-    run(engine, prompt[:100], 10, "retrieval", "none", middle="h2o")
-    expected = tokens(run(fresh(endless_engine), prompt, 10))
-    assert tokens(run(engine, prompt, 10, method, "none", middle="h2o")) == expected
-    assert len(engine.idle_session.full.cache.followers) == (method == "retrieval")
-
-
-@pytest.mark.parametrize(("make", "more"), [(fresh, {}), (offloaded, {"middle": "h2o", "tree": "6"})])
+@pytest.mark.parametrize(("make", "more"), [(fresh, {}), (offloaded, {"tree": "6"})])
 def test_an_exception_anywhere(endless_engine, make, more):
     engine, prompt, places = make(endless_engine), ids(200), random.Random(1)
     expected = tokens(run(fresh(endless_engine), prompt, 12))

@@ -1,6 +1,5 @@
 """Every method, drafter, middle level and tree emits plain decoding's tokens, and leaves its caches usable."""
 
-import gc
 from typing import NamedTuple
 
 import pytest
@@ -116,12 +115,10 @@ def test_one_session_serves_all_middle_levels_and_keeps_what_it_needs(endless_en
     engine, prompt = observing(endless_engine), ids(400)
     expected = tokens(run(observing(endless_engine), prompt, 20))
     full = None
-    for middle in ("h2o", "retrieval", "h2o", "streaming"):
+    for middle in ("streaming", "retrieval", "streaming"):
         run(engine, [*prompt[:200], *ids(100, seed=4)], 5, "retrieval", middle=middle)
         assert tokens(run(engine, prompt, 20, "retrieval", middle=middle)) == expected
-        gc.collect()
         cache = engine.idle_session.full.cache
-        assert len(cache.followers) == (middle == "h2o")
         assert full in (None, cache)
         full = cache
 

@@ -30,24 +30,22 @@ def changed(**changes):
 
 @pytest.mark.parametrize("name", [name for name in profiles.available() if name != "cpu"])
 def test_a_shipped_profile_is_plausible_and_every_name_of_its_gpu_leads_to_it(name):
-    text = (ROOT / "profiles" / f"{name}.yaml").read_text("utf-8")
-    assert text.startswith("# "), "no source"
     profile = profiles.load(name)
     gpu, link = profile.gpu, profile.link
     assert (profile.name, profile.device, profile.host) == (name, "cuda", profiles.Host())
-    assert f"({gpu.memory_gib} GiB" in profile.description or gpu.memory_gib == 140
-    assert 60 < 1000 * gpu.bf16_tflops / gpu.bandwidth_gb_s < 440, "operations a byte"
+    assert f"{gpu.memory_gib} GiB" in profile.description
+    assert 40 < 1000 * gpu.bf16_tflops / gpu.bandwidth_gb_s < 440, "operations a byte"
     generation, lanes = re.fullmatch(r"PCIe ([345])\.0 x(8|16)", link.kind).groups()
     assert link.bandwidth_gb_s == {"3": 12.5, "4": 25, "5": 50}[generation] * int(lanes) / 16
-    assert profiles.load(name.removeprefix("rtx-").replace("-", " ").upper()).name == name
+    assert profiles.load(name.removeprefix("rtx-").removeprefix("gtx-").replace("-", " ").upper()).name == name
     found, named = profiles.matching([gpu.model] * profile.gpus), profiles.load(gpu.model)
     assert (found.gpu.model, found.gpus) == (gpu.model, profile.gpus)
     assert (named.gpu.model, named.gpus) == (gpu.model, 1)
 
 
-def test_there_are_twenty_and_a_t4_runs_in_float16():
-    assert len(profiles.available()) == 20
-    assert profiles.load("t4").options["dtype"] == "float16"
+def test_gpus_without_bf16_run_in_float16():
+    halves = [name for name in profiles.available() if profiles.load(name).options.get("dtype") == "float16"]
+    assert halves == ["gtx-1650", "gtx-1660", "t4"]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +59,10 @@ def test_there_are_twenty_and_a_t4_runs_in_float16():
         ("CPU", "cpu"),
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 5070 Ti", "rtx-5070-ti"),
+        ("RTX 3070 Laptop", "rtx-3070-laptop"),
+        ("laptop 3060", "rtx-3060-laptop"),
+        ("3080 mobile", "rtx-3080-laptop"),
+        ("GTX 1650", "gtx-1650"),
     ],
 )
 def test_names_are_forgiving(asked, name):
@@ -73,7 +75,13 @@ def test_names_are_forgiving(asked, name):
         ("409O", "did you mean rtx-4090, "),
         ("h10", "did you mean h100? "),
         ("rtx 50", "did you mean rtx-5060-ti-16gb, rtx-5070-ti, rtx-5080, rtx-5090? "),
-        ("voodoo", "`triforce profile` lists all"),
+        (
+            "voodoo",
+            "`triforce profile --compare` lists all; another GPU is a YAML file with lines such as `extends: ",
+        ),
+        ("M3 Max", "GPUs of NVIDIA are used"),
+        ("Radeon RX 7900 XT", "GPUs of NVIDIA are used"),
+        ("rx 7900", "GPUs of NVIDIA are used"),
         ("../profiles", "check its path"),
     ],
 )
@@ -138,15 +146,17 @@ WRONG = [
     (changed(gpu=GOOD["gpu"] | {"memory_gib": "much"}), "gpu.memory_gib is 'much', not a number", "correct"),
     (changed(gpu=GOOD["gpu"] | {"memroy_gib": 1}), "unknown key gpu.memroy_gib", "did you mean memory_gib?"),
     (changed(gpus=0), "gpus is 0", "gpus: 1"),
+    ("extend: rtx-3060", "unknown key extend", "did you mean extends?"),
+    ("gpu: {memory_gib: 12}", "gpu.model, gpu.bandwidth_gb_s, gpu.bf16_tflops missing", "`extends: rtx-3060`"),
     (changed(device="tpu"), "device is 'tpu'", "cpu or cuda"),
     (changed(device="cpu"), "device is cpu, but GPUs are described", "remove"),
-    (changed(link={"kind": "PCIe"}), "link.bandwidth_gb_s missing", "profiles that come"),
+    (changed(link={"kind": "PCIe"}), "link.bandwidth_gb_s missing", "`extends: rtx-3060`"),
     (changed(options={"temperatur": 1}), "unknown key options.temperatur", "did you mean temperature?"),
     (changed(options={"temperature": "hot"}), "options.temperature: temperature is 'hot'", "number"),
     (changed(options={"temperature": -1}), "options.temperature: temperature is -1", ""),
     (changed(options={"memory": "much"}), "options.memory: ", ""),
     (changed(options={"kv": "q8"}), "unknown key options.kv", ""),
-    ("[1, 2]", "the file is [1, 2], not keys and values", "profiles that come"),
+    ("[1, 2]", "the file is [1, 2], not keys and values", "`extends: rtx-3060`"),
     ("a: [1", "line 1: not valid YAML", "correct"),
     ("a: 2026-13-45", "not valid YAML", "correct"),
     ("[" * 5000, "not valid YAML", "correct"),

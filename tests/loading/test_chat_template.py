@@ -68,8 +68,17 @@ def test_templates_render_as_in_transformers(name):
 
 @pytest.mark.parametrize("source", UNSAFE)
 def test_what_is_unsafe_or_wrong_is_refused(source):
-    with pytest.raises(PromptError, match="refuses this conversation"):
+    with pytest.raises(PromptError, match=r"refuses this conversation|line 1 of") as caught:
         ChatTemplate(source, SPECIAL).render(CHATS[0])
+    assert "--raw" in caught.value.hint and "system" not in caught.value.hint
+
+
+def test_what_a_template_reads():
+    template = ChatTemplate("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}", {})
+    assert template.takes_parts and template.variables == {"messages"} and template.switch is None
+    other = ChatTemplate(TEMPLATE + "{{ 'on' if thinking }}{{ enable_x }}{# enable_thinking #}", {})
+    assert not other.takes_parts and other.switch == "thinking"
+    assert other.render(CHATS[0], variables={"thinking": True, "bos_token": "", "messages": []}).endswith("on")
 
 
 def test_of_several_templates_the_default_is_used_and_another_with_tools():

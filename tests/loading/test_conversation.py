@@ -1,6 +1,8 @@
 """The tokens of a conversation: what `chat` returns for one message, and answers as the model wrote them."""
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import pre_tokenizers
 
 from offload.errors import PromptError
 from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
@@ -53,8 +55,8 @@ def test_a_template_that_drops_or_refuses_messages_is_an_error():
 def test_a_document_is_encoded_once(monkeypatch):
     encoded = []
     tokenizer = Tokenizer.from_transformers(make_tokenizer())
-    ids = tokenizer._ids
-    monkeypatch.setattr(tokenizer, "_ids", lambda text, *rest: encoded.append(text) or ids(text, *rest))
+    ids = tokenizer._inner_ids
+    monkeypatch.setattr(tokenizer, "_inner_ids", lambda text, *rest: encoded.append(text) or ids(text, *rest))
     known = {}
     first = tokenizer.chat_turns(ASKED, known=known)
     again = [*ASKED, ChatMessage(ASSISTANT, "x", (5,)), ChatMessage(USER, "And?")]
@@ -71,3 +73,29 @@ def test_a_blank_is_put_before_the_first_text_alone():
     assert tokenizer.chat_turns([first, ChatMessage(ASSISTANT, "h t"), last]) == whole
     following = tokenizer.chat_turns([first, ChatMessage(ASSISTANT, "h", (5,)), last])
     assert following[following.index(5) + 1 :] == backend.encode(" tth t", add_special_tokens=False).ids[1:]
+
+
+@pytest.mark.parametrize("prepend", ["always", "first"])
+def test_a_prompt_is_encoded_as_one_text_whatever_it_spells(prepend):
+    """Pieces would have tokens that end at their borders, and a blank before each."""
+    backend, plain = (sentencepiece() for _ in range(2))
+    if prepend == "first":
+        for each in (backend, plain):
+            each.normalizer = None
+            each.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    plain = Backend(plain.model)
+    plain.normalizer, plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    template = "{% for m in messages %}<s>t{{ m['content'] | trim }} {{ m.tool_calls }}th{% endfor %}"
+    call = {"tool_calls": "<s>"}
+    ids = Tokenizer(backend, template, {}).chat_turns([ChatMessage(USER, " h <s> th ", more=call)])
+    text = ("th <s> th <s>th", "\x02th <s> th <s>th")[prepend == "first"]
+    assert ids == [1, *plain.encode(text).ids[2 if prepend == "first" else 0 :]]
+
+
+def test_an_earlier_answer_keeps_the_marks_of_its_thinking():
+    hf = make_tokenizer()
+    hf.add_tokens(["<think>", "</think>"])
+    hf.chat_template = TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
+    said = [ChatMessage(USER, "a"), ChatMessage(ASSISTANT, "<think>b</think>c"), ChatMessage(USER, "<think>d")]
+    text = hf.decode(Tokenizer.from_transformers(hf).chat_turns(said))
+    assert "assistant\nc<" in text and "<think>d" in text and "b" not in text.replace("assistant", "")

@@ -96,6 +96,18 @@ def test_impossible_metadata_is_refused_by_name(gguf, tmp_path, key, name, value
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("number", "kind"), [(41, "Q1_0"), (42, "Q2_0"), (9, "Q8_1"), (99, "type 99")])
+def test_a_type_that_cannot_be_dequantised_is_refused_by_its_name(tmp_path, number, kind):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_hf_model("llama", hidden_size=128, tie_word_embeddings=False))
+    data, name = bytearray(path.read_bytes()), b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8  # behind the number of axes and the sizes
+    data[at : at + 4] = number.to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModel, match=rf"blk\.0\.attn_q\.weight is stored as {kind}"):
+        check_tensors(GGUFCheckpoint(path))
+
+
 @pytest.mark.parametrize("divisors", [np.ones(7), np.zeros(8), np.full(8, NAN)], ids=["7", "zeros", "nan"])
 def test_impossible_rope_divisors_are_refused(tmp_path, divisors):
     extra = [("rope_freqs.weight", divisors.astype(np.float32))]

@@ -95,15 +95,24 @@ def test_names_outside_the_byte_alphabet_are_the_files_own():
 def test_well_known_control_tokens_end_a_turn():
     tokens, control = ["<|im_end|>", "a", "<|end|>", "<EOT>"], [3, 1, 4, 1]
     assert end_of_turn_ids(metadata(tokens=tokens, token_type=control).get) == [0, 2]
+    template = "{% for m in messages %}<U>{{ m.content }} {% if m.role == 'assistant' %}<E>\n{% endif %}{% endfor %}"
+    other = metadata(tokens=["<U>", "a", "<E", "<E>", "<EOT>"], token_type=[3, 1, 3, 4, 3])
+    assert end_of_turn_ids((other | {"tokenizer.chat_template": template}).get) == [3, 4]
+    assert end_of_turn_ids((other | {"tokenizer.chat_template": template + "{% if %}"}).get) == [4]
     harmony = [*tokens, "<|return|>", "<|call|>"]
     assert end_of_turn_ids(metadata(tokens=harmony, token_type=[*control, 3, 3]).get) == [0, 4, 5]
 
 
-def test_the_pre_tokenizers_of_the_families_are_known():
-    known = {"llama": "llama-bpe", "gpt-oss": "gpt-4o", "qwen3": "qwen2", "smollm3": "llama-bpe", "glm4": "glm4"}
-    known |= {"command-r": "command-r", "cohere2": "command-r", "granite": "refact", "starcoder2": "starcoder"}
-    known |= {"olmo2": "dbrx", "phi3": "gpt-4o", "mistral3": "tekken", "qwen35": "qwen35"}
-    assert {pre for name, pre in known.items() if name in GGUF_FAMILIES} <= set(PATTERNS)
+def test_the_pre_tokenizers_of_all_families_are_known():
+    """By architecture, as llama.cpp's converter writes them; "" for SentencePiece."""
+    known = {
+        **{"llama": "llama-bpe", "smollm3": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2"},
+        **{"phi3": "gpt-4o", "gpt-oss": "gpt-4o", "granite": "refact", "granitemoe": "refact", "olmo2": "dbrx"},
+        **{"olmoe": "olmo", "glm4": "glm4", "glm4moe": "glm4", "starcoder2": "starcoder", "exaone4": "exaone4"},
+        **{"command-r": "command-r", "cohere2": "command-r", "seed_oss": "seed-coder"},
+        **dict.fromkeys(("gemma2", "gemma3", "ernie4_5"), ""),
+    }
+    assert set(GGUF_FAMILIES) <= set(known) and set(known.values()) <= {"", *PATTERNS}
 
 
 @pytest.mark.parametrize("changes", [{"pre": "unheard-of"}, {"model": "t5"}, {"model": None}])

@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 from offload.constraints.vocabulary import ConstraintVocabulary
 from offload.events import Finished, Prefilled, Text, Thought, Tokens
 from offload.loading.tokenizers.text_stream import StopStrings, StreamDecoder, TextLayer, stream_text
-from offload.loading.tokenizers.thinking import CLOSING, HARMONY, OPENING, TAGS, Thinking
+from offload.loading.tokenizers.thinking import CLOSING, FORMATS, HARMONY, OPENING, TAGS, Thinking
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.metrics import Meter
 from offload.settings.constraint import Constraint
@@ -19,7 +19,7 @@ from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()
 TOKENIZER = Tokenizer.from_transformers(HF)
-PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
 SENTENCEPIECE_TEXT = st.text(st.sampled_from("ab ▁é€😀漢\n"), max_size=12).filter(lambda text: "▁" not in text)
 
 
@@ -155,10 +155,25 @@ HARMONY_TEXTS = [
     (ANALYSIS + "<|start|>assistant" + ANALYSIS + FINAL, ("Four <|en d.\n\nFour <|en d.", "It is <|message|> 4. ")),
     (ANALYSIS + "<|start|>assistant<|chan", ("Four <|en d.", "")),
     ("<|channel|>analysis<|message|>\n\n<|end|>" + FINAL, ("", "It is <|message|> 4. ")),
+    (ANALYSIS + FINAL.replace("final", " final <|constrain|>json"), ("Four <|en d.", "It is <|message|> 4. ")),
     ("<|channel|>commentary to=x <|constrain|>json<|message|>{} <|e", ("{} <|e", "")),
     ("It is <|channel|>", ("", "It is <|channel|>")),
     ("<|cha", ("", "<|cha")),
     ("  ", ("", "  ")),
+]
+
+
+COMMAND, GEMMA, MISTRAL = FORMATS[1:4]
+OTHERS = [
+    (
+        COMMAND,
+        "<|START_THINKING|>Four.<|END_THINKING|>\n<|START_RESPONSE|>It is 4.<|END_RESPONSE|>",
+        ("Four.", "It is 4."),
+    ),
+    (COMMAND, "<|START_RESPONSE|>It is 4.", ("", "It is 4.")),
+    (GEMMA, "<|channel>thought\nFour.\n<channel|>It is 4.", ("Four.", "It is 4.")),
+    (GEMMA, "It is 4.", ("", "It is 4.")),
+    (MISTRAL, "[THINK]Four.[/THINK]It is [THINK] 4.", ("Four.", "It is [THINK] 4.")),
 ]
 
 
@@ -171,11 +186,12 @@ def split(thinking, text, size):
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "expected"), [(TAGS, *each) for each in THOUGHTS] + [(HARMONY, *each) for each in HARMONY_TEXTS]
+    ("form", "text", "expected"),
+    [*((TAGS, *each) for each in THOUGHTS), *((HARMONY, *each) for each in HARMONY_TEXTS), *OTHERS],
 )
 def test_thinking_and_answer_are_apart_however_the_text_arrives(form, text, expected):
     for size in range(1, len(text) + 1):
-        assert split(Thinking(form=form), text, size) == expected
+        assert split(Thinking(form), text, size) == expected
         if form is TAGS and text.lstrip().startswith(OPENING):  # as where the prompt ends with it
             assert split(Thinking(is_open=True), text.lstrip().removeprefix(OPENING), size) == expected
 
@@ -211,6 +227,7 @@ def tokenizer_with(marks):
     [
         (MARKS, ANALYSIS + FINAL, "Four <|en d.", "It is <|message|> 4. "),
         (THINK, "<think>\nFour.</think>\n\nIt is </think> 4.", "Four.", "It is </think> 4."),
+        *((form.marks, text, *expected) for form, text, expected in OTHERS),
     ],
 )
 def test_marks_are_decoded_and_other_special_tokens_are_not(marks, text, thought, answer):
@@ -227,11 +244,23 @@ def test_marks_are_decoded_and_other_special_tokens_are_not(marks, text, thought
     assert tokenizer.decoder(())([1, 2, 3]) == tokenizer.decode([1, 2, 3])
 
 
-@pytest.mark.parametrize(("marks", "begin"), [(MARKS, FINAL.partition("It")[0]), (THINK, "<think></think>")])
-def test_blanks_before_a_constrained_answer_are_no_part_of_it(marks, begin):
-    tokenizer = tokenizer_with(marks)
+@pytest.mark.parametrize(
+    ("marks", "begin", "has_gap"),
+    [
+        (MARKS, FINAL.partition("It")[0], False),
+        (MARKS, ANALYSIS + "<|start|>assistant<|channel|>final <|constrain|>json<|message|>", False),
+        (THINK, "<think></think>", True),
+        (THINK, "", True),
+        (COMMAND.marks, "<|START_THINKING|>a<|END_THINKING|>\n<|START_RESPONSE|>", False),
+        (GEMMA.marks, "<|channel>thought\na<channel|>", True),
+        (MISTRAL.marks, "[THINK]a[/THINK]", True),
+    ],
+)
+def test_a_constraint_binds_what_comes_after_the_thinking(marks, begin, has_gap):
+    """Blanks between the two are no part of the answer."""
+    tokenizer = tokenizer_with([mark for mark in marks if mark])
     vocabulary = ConstraintVocabulary(lambda: tokenizer, len(tokenizer.vocabulary), [2])
     masks = vocabulary.masks(Constraint("choices", '["yes"]', after_thinking=True), [])
     masks.observe(tokenizer.encode(begin, False))
-    allowed = {tokenizer.token_bytes(token) for token in masks.allowed(()).nonzero()[0]}
-    assert {each for each in allowed if each.strip()} == {b"y"} and (len(allowed) > 1) == (marks == THINK)
+    allowed = {tokenizer.token_bytes(token) for token in masks.allowed(()).nonzero()[0]} - {OPENING.encode()}
+    assert {each for each in allowed if each.strip()} == {b"y"} and (len(allowed) > 1) == (has_gap and bool(begin))

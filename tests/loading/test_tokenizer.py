@@ -50,5 +50,5 @@ def test_thinking_is_switched_by_the_template():
 def test_a_template_without_a_switch_refuses(think):
     with pytest.raises(PromptError, match=f"--think {'on' if think else 'off'}: .* no switch") as caught:
         TOKENIZER.chat("Hello", None, think=think)
-    assert "leave --think out" in caught.value.hint
+    assert "leave it out" in caught.value.hint
     assert TOKENIZER.thinking(TOKENIZER.chat("<think>", None)) is None  # a text about it, and a model that does not

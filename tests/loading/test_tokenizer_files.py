@@ -114,6 +114,7 @@ def test_tokenizers_equal_those_of_transformers(name, tmp_path, monkeypatch):
         assert ours.chat("Who?", "Be brief.") == theirs(expected, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.long  # transformers reads the GGUF for seven seconds
 def test_the_embedded_model_has_the_tokenizer_of_transformers(embedded_model_dir):
     ours = open_checkpoint(embedded_model_dir).load_tokenizer()
     theirs = AutoTokenizer.from_pretrained(embedded_model_dir, gguf_file="model.gguf")

@@ -7,10 +7,11 @@ import pytest
 
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.matcher import GrammarMatcher
+from offload.errors import PromptError
 from offload.loading.tokenizers.chat_template import ChatTemplate
-from offload.loading.tokenizers.tool_calls import FORMATS, CallReader, Tool, calls_grammar, tool_format
+from offload.loading.tokenizers.tool_calls import CallReader, Tool, calls_grammar, tool_format
 from tests.support.constraints import BYTES, accepts, lltokenizer
-from tests.support.tool_templates import TEMPLATES
+from tests.support.tool_templates import QWEN, TEMPLATES
 
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 TOOLS = [
@@ -41,7 +42,7 @@ def written(name):
 
 
 def form_of(name):
-    return tool_format(ChatTemplate(TEMPLATES[name], {}).text(with_tools=True))
+    return tool_format(ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "</s>"}))
 
 
 def read(form, text, step=1):
@@ -54,7 +55,7 @@ def read(form, text, step=1):
         for each in pieces:
             names += [] if each.name is None else [each.name]
             arguments[each.call] = arguments.get(each.call, "") + each.arguments
-    return content + reader.flush(), names, [json.loads(each) for each in arguments.values()]
+    return content + reader.flush(), tuple(names), [json.loads(each) for each in arguments.values() if each]
 
 
 def matcher(form, is_required=True, has_several=True):
@@ -73,9 +74,10 @@ def ids(text):
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_the_call_that_a_template_writes_is_read(name, step):
     call = written(name)
-    assert read(form_of(name), call, step) == ("", ["weather"], [{"place": "Oslo"}])
+    assert read(form_of(name), call, step) == ("", ("weather",), [{"place": "Oslo"}])
     awkward = call.replace('"Oslo"', r'"}]\"{"')
-    assert read(form_of(name), f"Well. {awkward}", step) == ("Well. ", ["weather"], [{"place": '}]"{'}])
+    before = "" if form_of(name).is_alone else "Well. "
+    assert read(form_of(name), before + awkward, step) == (before, ("weather",), [{"place": '}]"{'}])
 
 
 def test_the_call_that_a_template_writes_is_an_answer_and_another_is_not(name):
@@ -92,28 +94,67 @@ def test_several_calls_are_one_list(name):
     text = one[:-1] + ", " + one[one.index("{") :].replace("weather", "time")
     assert accepts(matcher(form), ids(text)) and not accepts(matcher(form, has_several=False), ids(text))
     for step in (1, 2, 7, 1000):
-        assert read(form, text, step) == ("", ["weather", "time"], [{"place": "Oslo"}] * 2)
+        assert read(form, text, step) == ("", ("weather", "time"), [{"place": "Oslo"}] * 2)
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen", "llama", "magistral"])
 def test_several_calls_or_one(name):
     one, form = written(name), form_of(name)
     assert accepts(matcher(form, False), ids(one + one.replace("weather", "time")))
-    for text in (one, "Well. " + one, "None."):
+    for text in (one, "Well. " + one, "None.")[form.is_alone :: 1 + form.is_alone]:
         assert accepts(matcher(form, False, False), ids(text))
     assert not accepts(matcher(form, False, False), ids(one + one.replace("weather", "time")))
 
 
+def test_without_a_mark_only_a_whole_answer_is_a_call():
+    """An answer of Llama 3 that has JSON inside is a text."""
+    call, form = written("llama"), form_of("llama")
+    for text in (f"Well. {call}", f"Write {call} so.", '{"na": 1}', '[{"name": "weather", "parameters": {}}]'):
+        assert accepts(matcher(form, False), ids(text))
+        assert {read(form, text, step)[:2] for step in (1, 5, 1000)} == {(text, ())}
+    for text in (call.replace("weather", "x"), f"{call} so", "\n" + call.replace("weather", "x")):
+        assert not accepts(matcher(form, False), ids(text))
+
+
 def test_a_text_without_calls_is_whole():
-    reader = CallReader(FORMATS[4])
+    reader = CallReader(form_of("hermes"))
     text = "a <tool_cal and <tool_call>\n<"
     assert reader.feed(text)[0] + reader.flush() == text
 
 
-def test_templates_tell_their_format():
-    assert tool_format("{{ tools }} <tool_call>") is FORMATS[4]
-    assert tool_format("{{ tools }} [TOOL_CALLS] [ARGS]") is FORMATS[0]
-    assert tool_format("{{ tools }} ipython {'\"parameters\": '}") is FORMATS[5]
-    assert tool_format("{{ tools }} <tool_call>{{ name }}<arg_key>") is None  # GLM 4.5
-    assert tool_format("{{ tools }} {'\"parameters\": '}") is None
-    assert tool_format("<tool_call>") is None and tool_format("{{ tools }} <tool_call><function=x>") is None
+@pytest.mark.parametrize("step", [1, 1000])
+def test_a_call_that_is_cut_is_no_text(name, step):
+    form, call = form_of(name), written(name)
+    for end in range(len(form.trigger), call.index("{", len(form.begin))):
+        assert read(form, f"{'' if form.is_alone else 'Well. '}{call[:end]}", step)[0] in ("", "Well. ")
+
+
+OTHERS = {  # what templates write of a call in other ways, and their marks
+    "apriel": ("\n<tool_calls>[{N", "}]</tool_calls>", "<tool_calls>"),
+    "mistral small 3.2": ("[TOOL_CALLS]NAME[CALL_ID]abcdefghi[ARGS]ARGUMENTS", "", "[CALL_ID]"),
+    "minimax": ("]<]minimax[>[<tool_call>\n{N", "}\n</tool_call>", "minimax"),
+    "glm": ("\n<tool_call>NAME\n<arg_key>place</arg_key>", "</tool_call>", "<arg_key>"),
+    "qwen coder": ("<tool_call>\n<function=NAME>", "</function>\n</tool_call>", "<function="),
+    "command": ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "NAME", ', "}]", "tool_name"),
+    "nothing": ("", "", "no calls of tools"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_template_that_writes_calls_in_another_way_is_refused_with_its_mark(other):
+    begin, end, mark = OTHERS[other]
+    begin = begin.replace("{N", '{"name": "NAME", "arguments": ARGUMENTS')
+    call = f"'{begin}{end}'".replace("\n", "\\n").replace("NAME", "' + c.function.name + '")
+    call = call.replace("ARGUMENTS", "' + c.function.arguments | tojson + '")
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}{{ CALL }}"
+    )
+    source += "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    with pytest.raises(PromptError, match=re.escape(mark)):
+        tool_format(ChatTemplate(source.replace("CALL", call), {}))
+
+
+def test_a_template_that_begins_answers_by_thinking_tells_its_format():
+    thinks = QWEN.replace("{%- for tool_call in", "{{- '\\n<think>\\n\\n</think>\\n' }}{%- for tool_call in")
+    template = thinks.replace("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}")
+    assert thinks != QWEN and template != thinks and tool_format(ChatTemplate(template, {})) == form_of("qwen")

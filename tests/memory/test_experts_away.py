@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Speculation
+from offload.architecture.layer_spec import LayerSpec
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import UnsupportedModel
@@ -29,6 +30,7 @@ LENGTH, LAYERS, EXPERTS, CHOSEN = 60, 4, 8, 3
 ONE = 3 * 64 * 32 * 4  # bytes of an expert in fp32: six pages of the system
 ROWS = 9  # of the least pass that copies experts
 needs_kernel = pytest.mark.skipif(not native_kernel(), reason="no kernel")
+SPEC = LayerSpec(router="chosen")
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +194,7 @@ def test_layers_may_have_other_formats_and_experts_of_a_layer_may_not(folder):
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.inference_mode():
         for whole, away in zip(layers, moved, strict=True):
-            assert torch.equal(away.mixed(x, "chosen", do.gated), whole.mixed(x, "chosen", do.gated))
+            assert torch.equal(away.mixed(x, SPEC, do.gated), whole.mixed(x, SPEC, do.gated))
     object.__setattr__(layers[0], "down", (*layers[0].down[:-1], layers[1].down[-1]))
     with pytest.raises(UnsupportedModel, match="different formats"):
         store.add(layers[0], do.gated)

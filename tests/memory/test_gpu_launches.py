@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from offload.batching.passes import JointCache
 from offload.caches.plane import PlaneCache
 from offload.caches.selection import RecencySelector, Refresh
 from offload.kernels import triton
@@ -14,7 +13,6 @@ from offload.parallel import ALONE, Alone
 from offload.planning import roofline
 from offload.planning.memory import activation_bytes, mean_key_bytes, prefill_bytes
 from offload.settings.kv_formats import BF16
-from offload.speculation.passes.steps import Step
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
 
@@ -103,14 +101,13 @@ def layer_launches(run):
     return many - few
 
 
-@pytest.mark.parametrize("case", ["resident", "two GPUs", "two sequences", "offloaded"])
+@pytest.mark.parametrize("case", ["resident", "two GPUs", "offloaded"])
 def test_plans_count_the_launches_of_a_layer(tiered, monkeypatch, case):
     """Those of pages apart, of which a plan counts the seconds."""
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
     wanted = {
         "resident": roofline.LAUNCHES,
         "two GPUs": roofline.LAUNCHES + roofline.REDUCED_LAUNCHES,
-        "two sequences": roofline.LAUNCHES + roofline.SEQUENCE_LAUNCHES + 1,  # the first is copied, too
         "offloaded": roofline.LAUNCHES + roofline.AWAY_LAUNCHES,
     }
 
@@ -118,19 +115,10 @@ def test_plans_count_the_launches_of_a_layer(tiered, monkeypatch, case):
         with fake_cuda() as usage:
             group = TwoRanks(usage) if case == "two GPUs" else ALONE
             model = load_fake(fake_shape("8B", layers), group=group)
-            ids = torch.zeros(2, dtype=torch.long, device=GPU)
+            cache = tiered(model, resident=0) if case == "offloaded" else model.new_cache(4096)
+            launches = run(usage, model, cache, 1)
             if case == "offloaded":
-                cache = tiered(model, resident=0)
-                launches = run(usage, model, cache, 1)
                 launches["attend"] -= layers * (CONTEXT // cache.store.tiers.format.tokens)
-                return launches
-            caches = [model.new_cache(4096) for _ in range(2)]
-            if case != "two sequences":
-                return run(usage, model, caches[0], 1)
-            for cache in caches:
-                cache.begin(1)
-            with usage.of() as launches:
-                model.through(ids, JointCache([Step(model, cache, ids[:1], 1) for cache in caches]))
             return launches
 
     assert layer_launches(launched) == wanted[case]

@@ -1,4 +1,4 @@
-"""How many sequences are planned to fit together, and what decoding them together is predicted to bring."""
+"""How many sequences fit into memory together."""
 
 from dataclasses import replace
 
@@ -7,9 +7,8 @@ import pytest
 from offload import EngineConfig, open_model
 from offload.architecture.known_models import KNOWN
 from offload.architecture.kv_formats import BLOCK
-from offload.planning.batch import fitting_sequences, kv_room, most_sequences, plan_batches
+from offload.planning.batch import fitting_sequences, kv_room
 from offload.planning.memory import estimate
-from offload.planning.plan import make_plan
 from offload.settings.config import Speculation
 from offload.units import GIB
 from tests.support.planning import request
@@ -56,25 +55,6 @@ def test_a_shared_beginning_is_in_memory_once():
     assert nine.parts["KV cache"] == pytest.approx(kv * (2000 + 9 * 48) / 2048, rel=1e-3)
     assert fitting_sequences(replace(inputs, shared=2000), one.total + kv) > 10
     assert fitting_sequences(replace(inputs, shared=2048), one.total) == 1  # RoPE tables are each sequence's
-
-
-@pytest.mark.parametrize("gpu", ["cpu", "rtx-4090"])
-def test_the_most_sequences_fit_and_one_more_does_not(gpu):
-    asked = small(method="lookup") if gpu == "cpu" else request("Llama-3.1-8B", gpu, 4096, method="ar")
-    most = most_sequences(asked)
-    fits, too_many = (make_plan(replace(asked, sequences=count)) for count in (most, most + 1))
-    assert most > 2 and fits.fits and fits.offload == "none"
-    assert not too_many.fits or too_many.offload != "none"
-
-
-@pytest.mark.parametrize("gpu", ["cpu", "a100"])
-def test_a_batch_gains_less_with_a_longer_context_and_never_more_than_its_size(gpu):
-    fours = []
-    for tokens in (1024, 8192, 65536):
-        alone, four = plan_batches(make_plan(request("Llama-3.1-8B", gpu, tokens, method="ar")), (1, 4)).plans
-        assert alone.plain_gain == alone.gain == pytest.approx(1)
-        fours.append(four.plain_gain)
-    assert 4 >= fours[0] > fours[1] > fours[2] > 1
 
 
 def test_an_opened_model_says_how_many_sequences_fit(tiny_model_dir):

@@ -54,7 +54,7 @@ def test_host_memory_must_hold_the_rest(host, fits):
     assert plan.fits is fits
     if not fits:
         assert "host memory (experts 4" in plan.shortage()
-        assert any(each.text.startswith("--host-memory ") for each in suggestions(plan.inputs))
+        assert any(text.startswith("--host-memory ") for text, _ in suggestions(plan.inputs))
 
 
 @pytest.mark.parametrize(("model", "each", "chosen"), [(QWEN, QWEN_LAYER, 8), (OSS, OSS_LAYER, 4)])
@@ -117,7 +117,4 @@ def test_without_the_kernel_the_host_runs_no_experts_unasked():
 def test_nothing_moves_with_offload_none_and_in_dense_models():
     assert not place(asked(offload="none")).away_layers
     assert not place(asked(offload="none")).fits
-    (first, *_) = suggestions(asked(offload="none"))
-    assert first.text.startswith("--offload auto, which keeps ")
-    found = suggestions(asked(way="device", host=8))
-    assert all(make_plan(each.inputs).fits for each in found)
+    assert suggestions(asked(offload="none"))[0][0] == "--offload auto"

@@ -100,11 +100,10 @@ def test_sums_caps_and_times_are_consistent(asked):
 def test_every_suggestion_fits(asked):
     if make_plan(asked).fits:
         return
-    found = suggestions(asked, list(HARDWARE.values()))
-    assert len(found) <= 3
-    assert len({each.text for each in found}) == len(found)
-    for each in found:
-        assert make_plan(each.inputs).fits, each.text
+    found = suggestions(asked)
+    assert len(dict(found)) == len(found) <= 3
+    for text, changed in found:
+        assert make_plan(changed).fits, text
 
 
 def test_a_cache_that_fits_stays_on_the_device():
@@ -153,24 +152,19 @@ def test_a_refusal_has_the_numbers_and_the_cheapest_suggestions():
     assert "KV cache 64.00" in plan.shortage()
     with pytest.raises(OutOfMemory, match=r"23\.28 GiB may be used"):
         plan.require_fit()
-    assert suggestions(plan.inputs)[0].text.startswith("--offload auto")
+    assert suggestions(plan.inputs)[0][0] == "--offload auto"
     host = make_plan(request("Llama-2-7B-128K", placement=Placement(host_memory=30 * GIB)))
-    texts = [each.text for each in suggestions(host.inputs, list(HARDWARE.values()))]
+    texts = [text for text, _ in suggestions(host.inputs)]
     assert any(text.startswith("--host-memory ") for text in texts)
     assert any("tokens or fewer" in text for text in texts)
 
 
 def test_a_plan_begins_with_its_verdict():
     def first_line(asked):
-        plan = make_plan(asked)
-        ways = () if plan.fits else suggestions(asked, [HARDWARE["a100"]])
-        return plan_text(PlanReport(plan, ways)).plain.splitlines()[0]
+        return plan_text(PlanReport(make_plan(asked))).plain.splitlines()[0]
 
     refused = first_line(request("Llama-2-7B-128K", placement=Placement(offload="none")))
-    assert refused == (
-        "does not fit: 77.6 of 23.3 GiB of GPU memory, bf16; would fit with --offload auto, or a context of 19,456 "
-        "tokens or fewer, or other hardware: a100"
-    )
+    assert refused == "does not fit: 77.6 of 23.3 GiB of GPU memory, bf16"
     whole = request("Llama-3.1-8B", tokens=32768)
     assert first_line(whole) == "fits: 20.0 of 23.3 GiB of GPU memory, bf16"
     assert first_line(replace(whole, itemsize=4)).endswith("fp32")
@@ -209,7 +203,7 @@ def test_a_disk_takes_the_kv_for_which_memory_is_too_small():
     assert make_plan(on_disk(memory=500 * 2**20)).placed.uses_disk  # the KV counts there too
     refused = make_plan(on_disk(host_memory=100 * 10**6, disk_limit=2**20))
     assert "of disk (KV cache" in refused.shortage() and "where 1.0 MiB may be used" in refused.shortage()
-    assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(refused.inputs))
+    assert any(text.startswith("--set disk_limit=1GiB") for text, _ in suggestions(refused.inputs))
 
 
 def beside_a_gpu(gigabytes, **changes):
@@ -232,7 +226,7 @@ def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small()
     assert tight.speedup > 4
     assert "of disk" in make_plan(beside_a_gpu(32, disk_limit=GIB)).shortage()
     without = replace(tight.inputs, placement=replace(tight.inputs.placement, disk=None))
-    assert any(each.text.startswith("--disk ") for each in suggestions(without))
+    assert any(text.startswith("--disk ") for text, _ in suggestions(without))
 
 
 def test_an_unknown_gpu_is_refused():

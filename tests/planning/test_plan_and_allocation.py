@@ -30,7 +30,7 @@ from tests.support.fake_models import SHAPES, fake_shape, load_fake
 from tests.support.planning import HARDWARE
 
 LAYERS, CHUNK, LONG = 2, 2048, 128 * 1024
-SHORT = 12 * 1024  # tokens where pages are read one by one, which takes fake tensors long
+SHORT = 6 * 1024  # tokens where pages are read one by one, which takes fake tensors long
 SPECULATION = Speculation(method="retrieval", budget=4096)
 MIB = 2**20
 _ATEN = torch.ops.aten
@@ -171,7 +171,7 @@ def test_prefill_in_chunk_order_selection_and_streamed_verification(name, reside
 
 
 @pytest.mark.daily("8B*")
-@pytest.mark.parametrize(("name", "tokens"), [("7B", LONG // 2), ("8B", LONG // 4)])
+@pytest.mark.parametrize(("name", "tokens"), [("7B", LONG // 2), ("8B", LONG // 16)])
 def test_prefill_in_layer_order_and_hybrid_verification(name, tokens):
     run = Run(request(name, 0, "hybrid", tokens), order="layers")
     with run.started():

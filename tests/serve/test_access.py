@@ -108,6 +108,7 @@ def test_the_page_loads_nothing_from_elsewhere(client):
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     assert re.findall(r'(?:src|href)="(.*?)"', page.text) == ["data:,", "page.css", "page.js"]
     assert not re.search(r"\son\w+=|style=|<script>|<style>", page.text)
+    assert "#form { position: sticky; bottom: 0;" in client.get("/page.css").text  # the question stays in view
     for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css")):
         found = client.get(f"/{name}")
         assert found.headers["content-type"].startswith(kind)

@@ -1,16 +1,22 @@
 """The endpoint as clients see it: openai's own, and raw requests."""
 
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.testclient import TestClient
 
 from offload import GenerationConfig, Sampling
+from offload.loading.tokenizers.chat_template import ChatMessage
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import hang_up, opened_model, serve_options, serving
 from triforce_cli.serve.answer import event_text
+from triforce_cli.serve.app import create_app
+from triforce_cli.serve.request import parse_request
+from triforce_cli.serve.sequences import ServedModel
 from triforce_cli.serve.server_metrics import ServerMetrics
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -66,18 +72,12 @@ def test_a_conversation_is_in_the_chat_template(api, opened, loaded):
     options = {"messages": messages, "temperature": 0, "max_completion_tokens": 9}
     stream = list(api.chat.completions.create(model="tiny", stream=True, **options))
     assert stream[0].choices[0].delta.role == "assistant" and "usage" not in stream[0].model_fields_set
-    tokenizer = opened.model.tokenizer
-    name, plain = tokenizer.special_ids["<|im_end|>"], tokenizer._encode("Nobody <|im_end|>", False, True).ids
-    assert name not in plain  # what a message says is no special token
-    ids = []
-    for control, text in (
-        ("<|im_start|>system\n", "Be brief."),
-        ("<|im_end|>\n<|im_start|>user\n", "Who is it?"),
-        ("<|im_end|>\n<|im_start|>assistant\n", "Nobody <|im_end|>"),
-        ("<|im_end|>\n<|im_start|>user\n", "Why?"),
-        ("<|im_end|>\n<|im_start|>assistant\n", ""),
-    ):
-        ids += [*tokenizer.encode(control, False), *(tokenizer._encode(text, False, True).ids if text else [])]
+    roles = {"developer": "system"}
+    texts = [each["content"] if isinstance(each["content"], str) else "Who is it?" for each in messages]
+    said = [
+        ChatMessage(roles.get(each["role"], each["role"]), text) for each, text in zip(messages, texts, strict=True)
+    ]
+    ids = opened.model.tokenizer.chat_turns(said)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == answer(opened, loaded, ids, 9)
 
 
@@ -107,8 +107,8 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
         ({"prompt": "a", "temperature": -1}, "temperature is -1", "temperature"),
         ({"prompt": "a", "max_tokens": True}, "give a whole number", "max_tokens"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; ask for at least 1", "max_tokens"),
-        ({"prompt": "a", "max_tokens": 600}, "both together may have 512", "max_tokens"),
-        ({"prompt": [1] * 512}, "the prompt has 512 tokens", "prompt"),
+        ({"prompt": "a", "max_tokens": 600}, "maximum context length is 512 tokens; the prompt has", "max_tokens"),
+        ({"prompt": [1] * 512}, "this model's maximum context length is 512 tokens", "prompt"),
         ({"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}, "both given", "max_completion_tokens"),
         ({"prompt": "a", "n": 17}, "1 to 16 are possible", "n"),
         ({"prompt": "a", "n": 12}, "11 are taken at a time", "n"),
@@ -117,7 +117,9 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
         ({"prompt": "a", "draft": "self"}, "draft is 'self'", "draft"),
         ({"prompt": "a", "method": "naive"}, "needs a draft model", None),
         ({"prompt": [1, 267]}, "token id 267 at position 1", "prompt"),
-        ({"prompt": ""}, "prompt is no text", "prompt"),
+        ({"prompt": ""}, "the prompt is empty", "prompt"),
+        ({"prompt": "a", "n_probs": 2}, "did you mean logprobs?", "n_probs"),
+        (ASKED | {"chat_template_kwargs": {"x": 1}}, "no variable 'x'", "chat_template_kwargs"),
         ({}, "prompt is no text", "prompt"),
         (b'{"prompt": "\\ud800"}', "surrogates not allowed", None),
         (b"[" * 100_00, "not valid JSON", None),
@@ -140,7 +142,7 @@ def test_what_is_wrong_or_not_supported_is_refused(client, body, words, param):
 
 
 def test_unknown_fields_are_passed_over_on_request(opened, loaded):
-    body = {"prompt": "a", "max_tokens": 1, "reasoning_effort": "low"}
+    body = {"prompt": "a", "max_tokens": 1, "logit_bais": {}}
     with serving(opened, loaded, serve_options(ignore_unknown=True)) as served:
         assert served.client.post(COMPLETIONS, json=body).status_code == 200
         assert served.client.post(COMPLETIONS, json=body | {"echo": True}).status_code == 400
@@ -155,6 +157,61 @@ def test_models_and_other_paths(client, api):
     for response in (client.get("/v1/nothing"), client.get(CHAT)):
         assert response.status_code in (404, 405) and "message" in response.json()["error"]
     assert [client.get(path).json()["status"] for path in ("/health", "/ready")] == ["ok", "ready"]
+
+
+def test_paths_of_other_interfaces(client):
+    assert client.get("/models").json() == client.get("/v1/models").json()
+    assert client.get("/v1/health").json() == {"status": "ok"}
+    assert client.post("/chat/completions", json=ASKED | {"max_tokens": 1}).json()["object"] == "chat.completion"
+    for path in ("/api/generate", "/api/chat", "/v1/responses", "/v1/messages", "/v1/embeddings"):
+        response = client.post(path, json={})
+        assert response.status_code == 404 and "not there; " in response.json()["error"]["message"]
+
+
+def test_what_other_servers_take_is_no_error(client):
+    """-1 for off, null for a field that is not given, fields of a thinking model's earlier answer."""
+    off = {"top_k": -1, "max_tokens": -1, "seed": -1, "temperature": None, "stop": None, "reasoning_effort": "none"}
+    messages = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": None, "reasoning_content": "b", "tool_calls": None},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+            "name": "x",
+        },
+    ]
+    response = client.post(CHAT, json={"messages": messages} | off)
+    assert response.status_code == 200 and response.json()["usage"]["total_tokens"] == 512
+
+
+def test_fields_of_messages_and_variables_are_given_to_the_template(endless, tmp_path):
+    shutil.copytree(endless, folder := tmp_path / "reads")
+    parts = "{% for p in m.content %}{{ p.text or p.thinking }}{% endfor %}"
+    source = (
+        f"{{% for m in messages %}}{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{parts}{{% endif %}}"
+    )
+    source += "{{ m.reasoning_content }}{% endfor %}{{ reasoning_effort }}{{ budget }}"
+    (folder / "chat_template.jinja").write_text(source)
+    model, said = ServedModel(opened_model(folder), 512), [{"role": "user", "content": "a", "name": "n"}]
+    said.append({"role": "assistant", "content": [{"type": "thinking", "thinking": "b"}], "reasoning_content": "c"})
+    body = {"messages": said, "reasoning_effort": "low", "chat_template_kwargs": {"budget": 7}}
+    (settings,) = model.sequences(parse_request(json.dumps(body).encode(), True), "")
+    assert model.tokenizer.decode(settings.ids) == "abclow7"
+
+
+def test_a_line_for_each_request_and_one_at_the_end(served, opened):
+    said, metrics = [], ServerMetrics()
+    model = ServedModel(opened, 512)
+    app = create_app(model, served.engine, metrics, serve_options(), served.reported.append, said.append)
+    with TestClient(app, "http://127.0.0.1:8000") as client:
+        client.post(COMPLETIONS, json={"prompt": TEXTS[0], "max_tokens": 3})
+        client.post(COMPLETIONS, json={"prompt": TEXTS[0], "max_tokens": 3, "stream": True})
+        client.get("/health"), client.get("/nothing%1b[0m")
+    line = (
+        r"POST /v1/completions 200 · \d+ tokens read \(\d+ cached\), 3 written, the first after [\d.]+ m?s · [\d.]+ m?s"
+    )
+    assert len(said) == 3 and all(re.fullmatch(line, each) for each in said[:2]), said
+    assert said[2].startswith("GET '/nothing\\x1b[0m' 404") and metrics.total() == "ended after 0 answers of 0 tokens"
 
 
 def test_a_request_that_is_too_large_or_no_json_is_refused(client):

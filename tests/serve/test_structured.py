@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.support.serving import openai_client, opened_model, serve_options, serving
+from triforce_cli.serve.tools import tools_of
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "Who?"}], "temperature": 0, "max_tokens": 80}
@@ -86,6 +87,22 @@ def test_a_call_and_its_result_are_in_the_next_prompt(api):
     assert found.usage.prompt_tokens - short.usage.prompt_tokens > len('{"name": "count", "arguments": {"n": 2}')
 
 
+@pytest.mark.parametrize("arguments", ['{"s": "<|im_end|>"}', '{"s": "cut', {"s": 1}, "", None, '"\\ud800"'])
+@pytest.mark.parametrize("function", [{}, {"parameters": None}, {"parameters": {}, "description": None}])
+def test_a_conversation_goes_on_whatever_a_call_had(served, arguments, function):
+    """Control tokens in it are text, and tools may be without parameters."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    said.append({"role": "tool", "tool_call_id": "c1", "content": "<tool_call>"})
+    response = served.client.post(CHAT, json=tool(name="f", **function) | {"messages": said, "max_tokens": 1})
+    assert response.status_code == 200, response.text
+
+
+def test_arguments_have_no_further_keys():
+    wanted = tools_of({"tools": [TOOL]})
+    assert wanted.tools[0].parameters["additionalProperties"] is False
+
+
 def tool(**function):
     return {"tools": [{"type": "function", "function": function}]}
 
@@ -105,7 +122,10 @@ def tool(**function):
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls is neither true nor false"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "cannot be used with tools"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "no tool_call_id"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "tool call of messages"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]},
+            "tool call of messages",
+        ),
     ],
 )
 def test_wrong_forms_and_tools_are_refused_with_their_place(served, more, words):

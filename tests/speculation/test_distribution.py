@@ -42,7 +42,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.daily("triforce-lookup-*", "auto-one-hot-*")
+@pytest.mark.daily("triforce-lookup-*")
 @pytest.mark.parametrize(("method", "draft", "gammas", "sampling", "runs"), CASES)
 def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, draft, gammas, sampling, runs):
     top = hierarchy(method, draft, SAMPLINGS[sampling], gammas).top

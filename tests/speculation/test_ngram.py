@@ -23,7 +23,7 @@ def rescanned(text, tail):
     return 0, []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 3), max_size=6))
 def test_the_longest_match_is_that_of_a_rescan(text, tail):
     index = SuffixIndex()

@@ -53,7 +53,7 @@ DRY = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(TEXTS, DRY, st.sets(st.integers(0, 5), max_size=2))
 def test_dry_equals_a_slow_reference(text, sampling, breakers):
     is_breaker = np.isin(np.arange(SIZE), list(breakers))
@@ -108,7 +108,7 @@ ANY = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(ANY, TEXTS, TEXTS, st.lists(st.integers(0, 5), max_size=8), st.integers(1, 9))
 def test_every_row_of_a_draft_has_the_distribution_of_plain_decoding(sampling, prompt, generated, draft, rows):
     def sampler(more):

@@ -74,7 +74,7 @@ TREES = st.integers(0, 12).flatmap(lambda size: st.tuples(*(st.integers(ROOT, no
 KINDS = st.sampled_from(["smooth", "sharp", "two", "one-hot"])
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.one_of(TREES, st.integers(0, 9)),  # a number is a chain's
     KINDS,

@@ -98,19 +98,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _make_levels_long(items):
-    """Leave to daily runs the levels that differ most where others test them all, and few emulated cases.
+    """Leave to daily runs the levels that differ most, and to long runs the emulated ones, whose build takes 25 s.
 
-    The kernel's own tests run at every level of this processor, and once each at an emulated one; others at the best
-    level and the portable one.
+    The kernel's own tests run at every level of this processor; others at the best level and the portable one.
     """
-    seen, others = set(), {level for level in LEVELS if _has_level(level)} - {"portable"}
+    if os.environ.get("TRIFORCE_TEST_EMULATED"):  # scripts/check_sanitizers.sh
+        return
+    others = {level for level in LEVELS if _has_level(level)} - {"portable"}
     others -= {next((level for level in LEVELS if level in others), None)}
     for item in items:
         level = str(item.callspec.params.get("kernel", "")) if hasattr(item, "callspec") else ""
-        function, is_own = (item.nodeid.partition("[")[0], level), item.nodeid.startswith("tests/kernels/")
-        if (level.startswith("emulated") and (function in seen or not is_own)) or (level in others and not is_own):
+        if level.startswith("emulated") or (level in others and not item.nodeid.startswith("tests/kernels/")):
             item.add_marker(pytest.mark.long)
-        seen.add(function)
 
 
 @pytest.fixture(scope="session", autouse=True)

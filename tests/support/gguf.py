@@ -91,6 +91,7 @@ _ARCHITECTURES = {  # where GGUF's name of a family is not transformers'
     "cohere": "command-r",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
 }
@@ -126,6 +127,8 @@ def _parameters(model):
     if model.config.model_type == "gpt_oss":
         yield from _gpt_oss_parameters(model)
         return
+    biases = [(name, each) for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    yield from ((name.replace("correction_bias", "correction.bias"), each) for name, each in biases)
     for name, weight in model.named_parameters():
         name = name.replace("block_sparse_moe.experts", "mlp.experts").replace("router.weight", "router.layer.weight")
         module = name.removesuffix(".gate_up_proj")
@@ -133,7 +136,7 @@ def _parameters(model):
             gate, up = weight.chunk(2, dim=1)
             yield from ((f"{module}.gate_proj.weight", gate), (f"{module}.up_proj.weight", up))
         else:
-            yield (f"{name}.weight" if "experts." in name else name), weight
+            yield (f"{name}.weight" if ".experts." in name else name), weight
 
 
 def _gpt_oss_parameters(model):
@@ -160,6 +163,8 @@ def _add_dimensions(writer, config, architecture):
         writer.add_sliding_window(config.sliding_window)
         if architecture == "gemma3":
             writer.add_sliding_window_pattern(len(config.layer_types))  # the last one has no window
+        if architecture == "exaone4":
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -176,6 +181,9 @@ def _add_dimensions(writer, config, architecture):
         writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_epsilon)
     numbers = {
         "num_local_experts": writer.add_expert_count,
+        "n_shared_experts": writer.add_expert_shared_count,
+        "first_k_dense_replace": writer.add_leading_dense_block_count,
+        "routed_scaling_factor": writer.add_expert_weights_scale,
         "num_experts_per_tok": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "embedding_multiplier": writer.add_embedding_scale,

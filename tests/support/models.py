@@ -53,6 +53,9 @@ _LINEAR = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
+_ROUTED = {"num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_ROUTED |= {"n_shared_experts": 2, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}
+_PARTIAL_ROPE = {"rope_parameters": {"rope_type": "default"} | _PARTIAL}
 _SHARED_EXPERT = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SHARED_EXPERT |= {"shared_expert_intermediate_size": 48}
 FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all that its tests need
@@ -77,6 +80,11 @@ FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all th
     "cohere2": ("cohere2", {"sliding_window": 21, "num_hidden_layers": 4, "logit_scale": 0.5}),
     "ministral": ("ministral", _WINDOW | {"head_dim": 16}),
     "ministral3": ("ministral3", {"rope_parameters": _GROWING, "max_position_embeddings": 512, "head_dim": 16}),
+    "seed-oss": ("seed_oss", {"head_dim": 32}),
+    "ernie4.5": ("ernie4_5", {"head_dim": 32}),
+    "exaone4": ("exaone4", {"sliding_window": 21, "num_hidden_layers": 4}),
+    "exaone4-small": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm4-moe": ("glm4_moe", _ROUTED | _PARTIAL_ROPE | {"use_qk_norm": True, "attention_bias": True}),
     "gpt-oss": ("gpt_oss", _WINDOW | _YARN | _OSS),
     "qwen3-next": ("qwen3_next", _LINEAR | _SHARED_EXPERT),
     "qwen3.5": ("qwen3_5_text", _LINEAR | {"tie_word_embeddings": True}),
@@ -143,6 +151,8 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.7, 1.3)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     return model
 
 

@@ -7,9 +7,15 @@ from gguf import GGMLQuantizationType, quants
 
 from offload.architecture.weight_formats import QuantizedFormat
 from offload.kernels.quantized import QuantizedTensor
-from offload.loading.formats.gguf_blocks import split_blocks
+from offload.loading.formats.gguf_blocks import stored_matrix
 
-_FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}  # where a block has fp16 numbers
+_FACTORS = {
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}  # where a block has fp16 numbers
 
 
 WIDE_FORMATS = {
@@ -24,7 +30,7 @@ def random_weight(name, rows, inputs, seed=0):
     """Return a quantised matrix in one of GGUF's formats or of WIDE_FORMATS, and its weights in fp32."""
     if name not in WIDE_FORMATS:
         data, values = random_blocks(name, rows, inputs, seed)
-        return split_blocks(name, torch.from_numpy(data)), torch.from_numpy(values)
+        return stored_matrix(name, torch.from_numpy(data)), torch.from_numpy(values)
     kind, random = WIDE_FORMATS[name], torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**kind.bits, (rows, inputs // 32, 32), dtype=torch.uint8, generator=random)
     if kind.is_float:

@@ -146,6 +146,8 @@ class Screen:
             self._row = max(self._row - 1, self._top)
         elif token == "\x1b[B":
             self._row = min(self._row + 1, self._top + self._rows - 1)
+        elif token.endswith("C"):
+            self._column = min(self._column + int(token[2:-1]), self._columns - 1)
         elif token == "\x1b7":
             self._saved = (self._row, self._column)
         elif token == "\x1b8":

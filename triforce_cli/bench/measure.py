@@ -21,7 +21,6 @@ from ..options.checks import approximation_warnings
 from ..output.plan_text import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.statistics import quantized_warning
-from ..output.status_line import StatusLine
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.plan import plan_run
@@ -52,7 +51,7 @@ def run_bench(asked: BenchRequest, terminal: Terminal, as_json: bool, quiet: boo
             terminal.warn(quantized_warning(level, bench.model.agreement(engine.model, bench.ids)))
         report = Report(_facts(bench, engine))
         try:
-            for cell, run in _Rounds(bench, engine, terminal, display, quiet):
+            for cell, run in _Rounds(bench, engine, display):
                 report.cells.setdefault(cell, []).append(run)
         except KeyboardInterrupt:
             report.interrupted = True
@@ -81,11 +80,8 @@ def _facts(bench: OpenBench, engine: Engine) -> dict[str, Any]:
 class _Rounds:
     """Runs every cell of a benchmark, and yields each run with its cell."""
 
-    def __init__(
-        self, bench: OpenBench, engine: Engine, terminal: Terminal, display: ProgressDisplay, quiet: bool
-    ) -> None:
+    def __init__(self, bench: OpenBench, engine: Engine, display: ProgressDisplay) -> None:
         self._bench, self._engine, self._display = bench, engine, display
-        self._status, self._quiet = StatusLine(terminal), quiet
         self._config = bench.asked.request.settings.generation
         self._plain: dict[tuple[int, float], list[int]] = {}  # what plain decoding has emitted
         self._verdicts: dict[tuple[int, float, tuple[int, ...]], tuple[bool, float | None]] = {}
@@ -101,20 +97,16 @@ class _Rounds:
                     self._show(f"bench · {context:,} tokens · T {temperature:g} · {name} · run {number} of {count}")
                     yield Cell(context, temperature, name), self._run(context, temperature, name, read_s)
         finally:
-            self._status.clear()
+            self._display.hide()
 
     def _show(self, text: str) -> None:
         """Show what runs. It is drawn once a run: a spinner would take time from what is measured."""
-        self._status.clear()
-        if not self._quiet:
-            self._status.refresh(lambda: Text(text))
+        self._display.status(lambda: Text(text), live=False)
 
     def _read(self, context: int) -> float:
         """Read a prompt into the caches that all its runs share; return the seconds of what was not there before."""
         bench, engine, meter = self._bench, self._engine, Meter(context)
-        names = bench.asked.request.settings.engine.model, BASE
-        shape, tokens = bench.model.checkpoint.shape, lambda: engine.model.pass_tokens
-        self._display.start(RunFacts(*names, shape.context, meter, pass_tokens=tokens))
+        self._display.start(RunFacts(meter, pass_tokens=lambda: engine.model.pass_tokens))
         # The session gets room for the largest tree of all methods.
         method = replace(bench.methods[BASE], tree=max(bench.methods.values(), key=tree_nodes).tree)
         with closing(self._generate(context, next(iter(bench.samplings.values())), method)) as events:

@@ -125,8 +125,7 @@ class _Quality:
     def measure(self, mode: OpenMode) -> None:
         """Score a mode."""
         engine, meter = self._engine(mode), Meter(len(self._ids))
-        facts = RunFacts(mode.settings.engine.model, mode.name, mode.model.checkpoint.shape.context, meter)
-        self._display.start(replace(facts, label=mode.name, pass_tokens=lambda: engine.model.pass_tokens))
+        self._display.start(RunFacts(meter, label=mode.name, pass_tokens=lambda: engine.model.pass_tokens))
         run = lambda runner: score_text(runner, self._ids, self._last, mode.name == EXACT, self._exact)  # noqa: E731
         with closing(engine.evaluate(self._ids, run, mode.settings.speculation)) as events:
             scores = self._read(events, meter)

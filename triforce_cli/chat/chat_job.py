@@ -1,8 +1,6 @@
-"""Runs a conversation: opens and loads the model, fits the documents to the context, and reads lines until they end.
+"""Runs a conversation: opens and loads the model, fits the documents to the context, and reads lines until they end."""
 
-As for `generate` and `summarize`, nothing is left out where a model was chosen, unless --truncate asks for it."""
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from ..input.excerpts import MIDDLE
 from ..options.request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
-from ..run.long_prompts import Commands, Notices, is_model_chosen, room, short, too_long, truncated
+from ..run.long_prompts import LongText, room
 from ..run.opened_request import OpenedRequest, open_request, stretch
 from ..run.run import Run
 from .commands import contents
@@ -29,36 +27,33 @@ _FREE = 4  # of the context, for questions and answers beside truncated document
 _JOINED = 8  # tokens by which a document in a conversation may exceed the document alone
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What a conversation begins with.
+def run_chat(
+    conversation: Conversation,
+    path: Path | None,
+    context: int | None,
+    request: Request,
+    terminal: Terminal,
+    output: OutputOptions,
+    renderer: Renderer,
+) -> int:
+    """Hold a conversation; return the exit code. Raises as `Run`.
 
-    Args:
-        path: the file in which it is saved after each answer; None for none.
-        context: tokens that it may have; None for the documents and `CONVERSATION` more.
+    `path`: the file in which it is saved after each answer; `context`: tokens that it may have, None for the documents
+    and `CONVERSATION` more.
     """
-
-    conversation: Conversation
-    path: Path | None = None
-    context: int | None = None
-
-
-def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer) -> int:
-    """Hold a conversation; return the exit code. Raises as `Run`."""
     opened = open_request(request, terminal, output.quiet)
-    if not opened.model.tokenizer.has_chat_template:
+    tokenizer = opened.model.tokenizer
+    if not tokenizer.has_chat_template:
         hint = "use a model for conversations (often named Instruct), or triforce generate --raw"
         raise PromptError("this model has no chat template, which a conversation needs", hint)
-    conversation = with_known_ids(chat.conversation, opened)
+    conversation = with_known_ids(conversation, opened)
+    ids = tokenizer.chat_turns(conversation.messages(ANY_QUESTION), tokenizing(renderer), think=opened.think)
     if request.extend_context:
-        tokens = _tokens(conversation, opened, renderer)
-        wanted = chat.context or tokens + opened.settings.generation.max_new_tokens
+        wanted = context or len(ids) + opened.settings.generation.max_new_tokens
         opened = replace(opened, model=stretch(opened.model, wanted, terminal))
-    else:
-        opened, conversation = _fitted(conversation, opened, Notices(terminal, renderer, output.quiet))
-        conversation = with_known_ids(conversation, opened)
-        tokens = _tokens(conversation, opened, renderer)
-    longest = _longest(chat.context, tokens, opened)
+    names = ", ".join(each.name for each in conversation.waiting)
+    conversation, tokens = _fitted(conversation, len(ids), LongText(opened, names, terminal, renderer, output.quiet))
+    longest = _longest(context, tokens, opened)
 
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
     run = Run(opened, longest, terminal, output, renderer)
@@ -67,7 +62,7 @@ def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: Ou
     run.load()
     replies = Replies(terminal, renderer, output.json, output.quiet)
     limit = None if forgets(opened.settings.speculation) else longest
-    session = ChatSession(opened, run, replies, limit, conversation, chat.path)
+    session = ChatSession(opened, run, replies, limit, conversation, path)
     if terminal.stdin_is_terminal:
         replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
     return Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
@@ -76,15 +71,14 @@ def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: Ou
 def _longest(asked: int | None, tokens: int, opened: OpenedRequest) -> int:
     """Return the tokens that the conversation may have, which memory is planned for. Raises PromptError."""
     wanted = opened.settings.generation.max_new_tokens
+    opened.model.new_tokens(tokens, wanted, False)  # an error where the model has no room at all
     if forgets(opened.settings.speculation):
-        opened.model.new_tokens(tokens, wanted, False)  # which checks that the cache fits the context
         return tokens + wanted
     if asked is not None and asked > opened.context:
         message = f"--context is {asked:,}, and the model's context has {counted(opened.context, 'token')}"
         raise SettingsError(message, "use less, or --extend-context")
     longest = min(asked or tokens + max(CONVERSATION, 2 * wanted), opened.context)
     if tokens >= longest:
-        opened.model.new_tokens(tokens, wanted, False)  # beyond the model's context, that is an error of its own
         message = f"the conversation has {counted(tokens, 'token')}, and --context is {longest:,}"
         raise PromptError(message, "use a larger --context")
     return longest
@@ -99,47 +93,23 @@ def _lines(request: Request, terminal: Terminal, replies: Replies) -> Lines:
     return Editor(terminal, (request.home or default_home()) / "chat_history")
 
 
-def _tokens(conversation: Conversation, opened: OpenedRequest, renderer: Renderer) -> int:
-    """Return the tokens of a conversation with the shortest question."""
-    messages, progress = conversation.messages(ANY_QUESTION), tokenizing(renderer)
-    return len(opened.model.tokenizer.chat_turns(messages, progress, think=opened.think))
-
-
-def _fitted(conversation: Conversation, opened: OpenedRequest, notices: Notices) -> tuple[OpenedRequest, Conversation]:
-    """Return the request and the conversation that fits: as it is, with a longer model, or with truncated documents.
+def _fitted(conversation: Conversation, tokens: int, text: LongText) -> tuple[Conversation, int]:
+    """Return the conversation with its waiting documents cut, if they are too long, and its tokens.
 
     Raises PromptError where a model was chosen and --truncate was not given.
     """
-    request, waiting = opened.request, conversation.waiting
-    tokens = _tokens(conversation, opened, notices.renderer)
-    is_kept = is_model_chosen(request) and request.truncate is None
+    opened, waiting = text.opened, conversation.waiting
+    is_kept = text.is_model_chosen and opened.request.truncate is None
     fits = tokens <= (opened.context - 1 if is_kept else room(opened))
     if fits or not waiting or forgets(opened.settings.speculation):
-        return opened, conversation
-    names, wanted = ", ".join(each.name for each in waiting), tokens + opened.settings.generation.max_new_tokens
-    commands = Commands(request, notices.terminal, names)
+        return conversation, tokens
     if is_kept:
-        raise commands.refusal(too_long(opened, tokens), wanted)
-    if request.truncate is None and (longer := notices.with_longer_model(opened, wanted, short(names))) is not None:
-        return longer, conversation
-    rest = _tokens(replace(conversation, waiting=()), opened, notices.renderer)
-    left = min(room(opened), opened.context - opened.context // _FREE) - rest
-    why = "" if request.truncate else commands.reason(opened, wanted)
-    return opened, replace(conversation, waiting=_cut(waiting, opened, left, why, notices))
-
-
-def _cut(
-    documents: tuple[Document, ...], opened: OpenedRequest, left: int, why: str, notices: Notices
-) -> tuple[Document, ...]:
-    """Return the documents, of which long ones are cut to equal lengths, so that all take `left` tokens."""
-    encode, found = partial(opened.model.tokenizer.encode, special_tokens=False), list(documents)
-    counts = [len(encode(each.text)) + _JOINED for each in documents]
-    for done, index in enumerate(sorted(range(len(counts)), key=counts.__getitem__)):
-        share, document = left // (len(counts) - done), documents[index]
-        if counts[index] > share:
-            dropped, most = opened.request.truncate or MIDDLE, max(share - _JOINED, 0)
-            cut, ids = truncated(opened, document.name, document.text, dropped, most, encode)
-            notices.truncated(cut, why, opened.request.dry_run)
-            found[index], counts[index] = replace(document, text=cut.text), len(ids) + _JOINED
-        left -= counts[index]
-    return tuple(found)
+        raise text.refusal(tokens)
+    encode = partial(opened.model.tokenizer.encode, special_tokens=False)
+    counts = [len(encode(each.text)) + _JOINED for each in waiting]
+    left = min(room(opened), opened.context - opened.context // _FREE) - (tokens - sum(counts))
+    cut = []
+    for document, count in zip(waiting, counts, strict=True):  # each by the same share
+        dropped, most = opened.request.truncate or MIDDLE, max(left * count // sum(counts) - _JOINED, 0)
+        cut.append(Document(document.name, text.cut(document.name, document.text, dropped, most, encode)[0]))
+    return Conversation(conversation.system, conversation.turns, tuple(cut)), tokens - sum(counts) + left

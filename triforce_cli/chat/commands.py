@@ -1,7 +1,6 @@
 """The commands of a conversation, such as `/undo`, in a table. Everything else that is typed is a question."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,35 +18,28 @@ class Leave(Exception):
 
 
 class Command(NamedTuple):
-    """A command: its argument for the help ("" for none, [] around one that may be left out), and what runs it."""
+    """A command: its argument for the help, "" for none, and what runs it."""
 
     argument: str
     help: str
     run: Callable[[ChatSession, str], None]
 
 
-def is_command(line: str) -> bool:
-    """Return whether a line is a command; a question that begins with a slash is written with two."""
-    return line.startswith("/") and not line.startswith("//")
-
-
 def run_command(line: str, chat: ChatSession) -> None:
     """Run a command line. Raises TriforceError with what is wrong with it, Leave, and as the session does."""
     name, _, argument = line.strip().partition(" ")
-    command, argument = COMMANDS.get(_SAME.get(name, name)), argument.strip()
+    command, argument = COMMANDS.get(name), argument.strip()
     if command is None:
         hint = f"{did_you_mean(name, COMMANDS)}/help lists them; // begins a question with a slash"
         raise PromptError(f"there is no command {name}", hint)
-    if argument and not command.argument:
-        raise PromptError(f"{name} takes no argument", f"type {name} alone")
-    if not argument and command.argument and not command.argument.startswith("["):
-        raise PromptError(f"{name} needs an argument", f"type {name} {command.argument}")
+    if bool(argument) != bool(command.argument):
+        need = "needs an argument" if command.argument else "takes no argument"
+        raise PromptError(f"{name} {need}", f"type {name} {command.argument}".rstrip())
     command.run(chat, argument)
 
 
 def _help(chat: ChatSession, _: str) -> None:
-    width = max(len(f"{name} {each.argument}") for name, each in COMMANDS.items())
-    lines = [f"{f'{name} {each.argument}':<{width}}  {each.help}" for name, each in COMMANDS.items()]
+    lines = [f"{f'{name} {each.argument}':<12}  {each.help}" for name, each in COMMANDS.items()]
     chat.replies.reply("/help", *lines, "Ctrl-C stops an answer and keeps what was said; Ctrl-D leaves.")
 
 
@@ -57,12 +49,6 @@ def _add(chat: ChatSession, argument: str) -> None:
         raise PromptError(f"{document.name} is in this conversation already", "ask about it")
     chat.change(chat.conversation.added(document))
     chat.read_ahead()
-
-
-def _system(chat: ChatSession, argument: str) -> None:
-    if argument:
-        chat.change(replace(chat.conversation, system=None if argument == "none" else argument))
-    chat.replies.reply("/system", chat.conversation.system or "there is no system message: /system TEXT sets one")
 
 
 def _save(chat: ChatSession, argument: str) -> None:
@@ -76,24 +62,13 @@ def _save(chat: ChatSession, argument: str) -> None:
     chat.replies.reply("/save", f"saved in {name_of(path)}")
 
 
-def _load(chat: ChatSession, argument: str) -> None:
-    loaded = load_conversation(_path(argument))
-    if chat.conversation != chat.saved and chat.conversation.turns:
-        message = f"{counted(len(chat.conversation.turns), 'question')} of this conversation would be lost"
-        raise PromptError(message, "/save FILE keeps them, /clear drops them; then /load again")
-    chat.change(loaded)
-    chat.saved, chat.unanswered = chat.conversation, None
-    chat.replies.reply("/load", contents(loaded))
-    chat.read_ahead()
-
-
 def _undo(chat: ChatSession, _: str) -> None:
     chat.conversation = chat.conversation.undone()
     chat.replies.reply("/undo", contents(chat.conversation))
 
 
 def _clear(chat: ChatSession, _: str) -> None:
-    chat.conversation, chat.unanswered = chat.conversation.cleared(), None
+    chat.conversation = chat.conversation.cleared()
     chat.replies.reply("/clear", contents(chat.conversation))
 
 
@@ -117,12 +92,9 @@ def _path(argument: str) -> Path:
 COMMANDS = {
     "/help": Command("", "list the commands", _help),
     "/add": Command("FILE", "add a file; it comes with the next question", _add),
-    "/system": Command("[TEXT]", "show or set the system message; none removes it", _system),
     "/save": Command("FILE", "save the conversation", _save),
-    "/load": Command("FILE", "go on with a saved conversation", _load),
     "/undo": Command("", "drop the last question and its answer", _undo),
-    "/retry": Command("", "answer the last question again", lambda chat, _: chat.retry()),
     "/clear": Command("", "drop all questions and answers, and keep the files", _clear),
     "/exit": Command("", "leave", _quit),
+    "/bye": Command("", "leave", _quit),
 }
-_SAME = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,19 @@ from offload.system.files import replace_file
 
 from ..input.documents import Document, unreadable
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer of the model.
-
-    Args:
-        ids: the tokens that it wrote; None where they say more than the text, such as a stop string.
-        reason: as `Summary.finish_reason`.
-        seed: the seed of its draws.
-    """
-
-    text: str
-    ids: tuple[int, ...] | None
-    reason: str
-    seed: int
+_VERSION = {"format": "triforce chat", "version": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question, the documents that came with it, and its answer."""
+    """A question, the documents that came with it, and its answer.
+
+    `ids` are the tokens that the model wrote; None where they say more than the answer, such as a stop string.
+    """
 
     question: str
-    answer: Answer
+    answer: str
+    ids: tuple[int, ...] | None = None
     documents: tuple[Document, ...] = ()
 
 
@@ -56,16 +45,16 @@ class Conversation:
         return [*(document for turn in self.turns for document in turn.documents), *self.waiting]
 
     def messages(self, question: str) -> list[ChatMessage]:
-        """Return the messages of the prompt that asks a further question."""
+        """Return the messages of the prompt that asks a further question, joined with files as by `generate -f`."""
         found = [] if self.system is None else [ChatMessage(SYSTEM, self.system)]
-        for turn in self.turns:
-            found.append(ChatMessage(USER, _content(turn.documents, turn.question)))
-            found.append(ChatMessage(ASSISTANT, turn.answer.text, turn.answer.ids))
-        return [*found, ChatMessage(USER, _content(self.waiting, question))]
+        for turn in (*self.turns, Turn(question, "", None, self.waiting)):
+            content = join_texts([*(document.text for document in turn.documents), turn.question])
+            found += [ChatMessage(USER, content), ChatMessage(ASSISTANT, turn.answer, turn.ids)]
+        return found[:-1]
 
-    def answered(self, question: str, answer: Answer) -> Conversation:
+    def answered(self, question: str, answer: str, ids: tuple[int, ...] | None) -> Conversation:
         """Return the conversation after another question, which took the waiting documents along."""
-        return replace(self, turns=(*self.turns, Turn(question, answer, self.waiting)), waiting=())
+        return replace(self, turns=(*self.turns, Turn(question, answer, ids, self.waiting)), waiting=())
 
     def added(self, document: Document) -> Conversation:
         """Return the conversation with a document that comes with the next question."""
@@ -82,19 +71,11 @@ class Conversation:
         return replace(self, turns=(), waiting=tuple(self.documents))
 
 
-def _content(documents: Sequence[Document], question: str) -> str:
-    """Return a user's message: as `triforce generate -f` joins files and a prompt."""
-    return join_texts([*(document.text for document in documents), question])
-
-
-_FORMAT = {"format": "triforce chat", "version": 1}
-
-
-def save_conversation(path: Path, conversation: Conversation, model: str) -> None:
+def save_conversation(path: Path, conversation: Conversation) -> None:
     """Write a conversation, with the texts of its documents. Raises TriforceError; the old file is then as it was."""
-    content = _FORMAT | {"model": model, **asdict(conversation)}
+    text = json.dumps(_VERSION | asdict(conversation), ensure_ascii=False, indent=1)
     try:
-        replace_file(path.resolve(), json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8"), b"\n")
+        replace_file(path.resolve(), text.encode(), b"\n")
     except OSError as error:
         reason = error.strerror or str(error)
         raise TriforceError(f"the conversation cannot be saved in {path}: {reason}", "give another file") from error
@@ -104,7 +85,7 @@ def load_conversation(path: Path) -> Conversation:
     """Return the conversation of a file. Raises PromptError if it cannot be read or holds something else."""
     try:
         saved = json.loads(path.read_text("utf-8"))
-        if {name: saved[name] for name in _FORMAT} != _FORMAT:
+        if {name: saved[name] for name in _VERSION} != _VERSION:
             raise ValueError("it is of another format, or version")
         system = None if saved["system"] is None else _text(saved["system"])
         return Conversation(system, tuple(map(_turn, saved["turns"])), _documents(saved["waiting"]))
@@ -116,10 +97,8 @@ def load_conversation(path: Path) -> Conversation:
 
 
 def _turn(saved: Any) -> Turn:
-    answer = saved["answer"]
-    ids = None if answer["ids"] is None else tuple(map(int, answer["ids"]))
-    kept = Answer(_text(answer["text"]), ids, _text(answer["reason"]), int(answer["seed"]))
-    return Turn(_text(saved["question"]), kept, _documents(saved["documents"]))
+    ids = None if saved["ids"] is None else tuple(map(int, saved["ids"]))
+    return Turn(_text(saved["question"]), _text(saved["answer"]), ids, _documents(saved["documents"]))
 
 
 def _documents(saved: Any) -> tuple[Document, ...]:

@@ -1,19 +1,18 @@
 """A prompt with history, editing and completion, by prompt_toolkit. Imported only for a conversation at a terminal."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
-from prompt_toolkit.document import Document
+from prompt_toolkit.completion import NestedCompleter, PathCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings
-from prompt_toolkit.output import ColorDepth, Output, create_output
+from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
@@ -22,8 +21,6 @@ from .commands import COMMANDS
 from .loop import Lines
 
 _HAS_ECHO = find_spec("termios") is not None  # not on Windows
-
-_STYLE = Style.from_dict({"rprompt": "ansibrightblack"})
 
 
 class Editor(Lines):
@@ -35,19 +32,23 @@ class Editor(Lines):
         keys = KeyBindings()
         keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
         keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+        files = PathCompleter(expanduser=True)
+        output = create_output(stdout=terminal.message_stream)  # which has the prompt where answers go to a file
+        if hasattr(output, "enable_cpr"):
+            output.enable_cpr = False  # the terminal's reply would come late, among what is typed during an answer
         self._session: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,
             prompt_continuation="  ",
             key_bindings=keys,
             history=_history(history),
-            completer=_Commands(),
+            completer=NestedCompleter({name: files if each.argument else None for name, each in COMMANDS.items()}),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,  # the other styles keep empty rows below the prompt
-            style=_STYLE,
+            style=Style.from_dict({"rprompt": "ansibrightblack"}),
             color_depth=None if terminal.color else ColorDepth.DEPTH_1_BIT,
             input=create_input(terminal.stdin),
-            output=_output(terminal),
+            output=output,
         )
 
     def read(self, status: Callable[[], str]) -> str | None:
@@ -78,14 +79,6 @@ def _without_echo(stdin: Any) -> Iterator[None]:
         termios.tcsetattr(stdin, termios.TCSANOW, before)
 
 
-def _output(terminal: Terminal) -> Output:
-    """Return the terminal of messages, which also has the prompt where answers go to a file."""
-    output = create_output(stdout=terminal.message_stream)
-    if hasattr(output, "enable_cpr"):
-        output.enable_cpr = False  # the terminal's reply would come late, among what is typed during an answer
-    return output
-
-
 def _history(path: Path) -> History:
     """Return the history in a file that its owner alone can read; in memory where there can be none."""
     try:
@@ -94,14 +87,3 @@ def _history(path: Path) -> History:
     except OSError:
         return InMemoryHistory()
     return FileHistory(path)
-
-
-class _Commands(Completer):
-    """Completes commands, and the names of files after them."""
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        name, space, argument = document.text_before_cursor.partition(" ")
-        if not space:
-            yield from (Completion(each, -len(name)) for each in COMMANDS if name and each.startswith(name))
-        elif name in COMMANDS and COMMANDS[name].argument == "FILE":
-            yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)

@@ -10,7 +10,7 @@ from offload.errors import TriforceError
 from ..input.encoding import decode
 from ..output.terminal import Terminal
 from ..signals import DONE, FAILED, listen
-from .commands import Leave, is_command, run_command
+from .commands import Leave, run_command
 from .session import ChatSession, Replies
 
 
@@ -73,7 +73,7 @@ class Loop:
 
     def _run(self, line: str) -> None:
         line = line.strip()
-        if is_command(line):
+        if line.startswith("/") and not line.startswith("//"):
             run_command(line, self._chat)
         else:
             self._chat.ask(line[1:] if line.startswith("//") else line)

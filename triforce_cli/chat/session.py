@@ -1,6 +1,5 @@
 """A conversation with a loaded model: asks, keeps what was said, and reads ahead."""
 
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,34 +16,23 @@ from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.generation import Generation
 from ..run.opened_request import OpenedRequest, Prompt
-from ..run.prompt_cache import LABEL
 from ..run.run import Run
-from .conversation import Answer, Conversation, save_conversation
+from .conversation import Conversation, save_conversation
 
 ANY_QUESTION = "?"  # to count tokens with: some templates take no empty message
 _MOST_UNSHOWN = 64  # tokens at the end of an answer that its text may lack
 _LEAST_ANSWER = 16  # tokens; an answer that is cut before says nothing
 
 
-def ids_of_text(ids: Sequence[int], text: str, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...] | None:
-    """Return as many of the tokens that a model wrote as make up the text that was shown; None if none do.
-
-    The last ones may be a stop string, or tokens whose text Ctrl-C has kept from being shown.
-    """
-    counts = range(len(ids), max(len(ids) - _MOST_UNSHOWN, -1), -1)
-    return next((tuple(ids[:count]) for count in counts if decode(ids[:count]) == text), None)
-
-
 def with_known_ids(conversation: Conversation, opened: OpenedRequest) -> Conversation:
     """Return a saved conversation without the ids of answers that are not this model's tokens of their texts."""
     vocabulary, decode = opened.model.checkpoint.shape.vocab, opened.model.tokenizer.decode
-
-    def known(answer: Answer) -> Answer:
-        ids = answer.ids or ()
-        is_known = all(0 <= each < vocabulary for each in ids) and decode(ids) == answer.text
-        return answer if is_known else replace(answer, ids=None)
-
-    return replace(conversation, turns=tuple(replace(turn, answer=known(turn.answer)) for turn in conversation.turns))
+    turns = []
+    for turn in conversation.turns:
+        ids = turn.ids or ()
+        is_known = all(0 <= each < vocabulary for each in ids) and decode(ids) == turn.answer
+        turns.append(turn if is_known else replace(turn, ids=None))
+    return replace(conversation, turns=tuple(turns))
 
 
 @dataclass(slots=True)
@@ -91,12 +79,9 @@ class Replies:
 
 
 class ChatSession:
-    """A conversation under way.
+    """A conversation under way, of up to `limit` tokens (None for a cache that forgets), saved after each answer.
 
-    Attributes:
-        conversation: what the next prompt consists of; may be replaced at any time.
-        saved: the conversation as it was last saved or loaded.
-        unanswered: a question that was asked and has no answer, for lack of room or because of Ctrl-C.
+    `conversation` is what the next prompt consists of; it may be replaced at any time.
     """
 
     def __init__(
@@ -106,13 +91,10 @@ class ChatSession:
         replies: Replies,
         limit: int | None,
         conversation: Conversation,
-        path: Path | None = None,
+        path: Path | None,
     ) -> None:
-        """It has up to `limit` tokens, None for a cache that forgets. It is saved in `path` after each answer."""
         self.opened, self._run, self.replies, self._limit = opened, run, replies, limit
-        self.conversation = self.saved = conversation
-        self.unanswered: str | None = None
-        self._path, self._retries = path, 0
+        self.conversation, self._path = conversation, path
         self._known: Encoded = {}
 
     @property
@@ -120,38 +102,10 @@ class ChatSession:
         """The tokens of the conversation so far, and their limit. Raises PromptError."""
         return f"{len(self._encode(ANY_QUESTION)):,}" + ("" if self._limit is None else f"/{self._limit:,}")
 
-    def ask(self, question: str) -> None:
-        """Answer a question, and keep what was said, also after Ctrl-C; not the beginning of an answer that failed.
-
-        Raises PromptError where there is no room for an answer, and as `Run.generate`.
-        """
-        self.unanswered, self._retries = question, 0
-        self._answer(question)
-
-    def retry(self) -> None:
-        """Answer the last question, anew and with other draws if it has an answer. Raises as `ask`."""
-        if self.unanswered is not None:
-            self._answer(self.unanswered)
-            return
-        before, self._retries = self.conversation, self._retries + 1
-        self.conversation = before.undone()
-        if self.opened.sampling.greedy:
-            self.replies.note("greedy decoding gives the same answer again; --temperature 0.7 varies it")
-        try:
-            self._answer(before.turns[-1].question)
-        finally:
-            if len(self.conversation.turns) < len(before.turns):  # no new answer: keep the old one
-                self.conversation = before
-
     def change(self, conversation: Conversation) -> None:
         """Go on with another conversation. Raises PromptError if it leaves no room, or its template takes it not."""
-        changed, before = with_known_ids(conversation, self.opened), self.conversation
-        self.conversation = changed
-        try:
-            self._room(len(self._encode(ANY_QUESTION)))
-        except PromptError:
-            self.conversation = before
-            raise
+        self._room(len(self._encode(ANY_QUESTION, conversation)))
+        self.conversation = conversation
 
     def read_ahead(self) -> None:
         """Read what every next question begins with, so that it need not wait for the documents.
@@ -164,7 +118,7 @@ class ChatSession:
         ids = self._encode(ANY_QUESTION)[:-without]  # those that follow depend on the question
         if not ids:
             return
-        reading_ahead = self._begin(Prompt(ids, 1, self._name(ANY_QUESTION)), self.opened)
+        reading_ahead = self._begin(ids, 1)
         with closing(reading_ahead.events(self._run.engine)) as events:
             for event in events:
                 reading_ahead.observe(event)
@@ -173,20 +127,27 @@ class ChatSession:
         if reading_ahead.meter.computed_tokens or reading_ahead.meter.restored_tokens:
             self.replies.note(reading(self._run.summary(reading_ahead)))
 
-    def save(self, path: Path) -> None:
-        """Save the conversation. Raises TriforceError."""
-        save_conversation(path, self.conversation, self.opened.settings.engine.model)
-        self.saved = self.conversation
+    def ask(self, question: str) -> None:
+        """Answer a question, and keep what was said, also after Ctrl-C; not the beginning of an answer that failed.
 
-    def _answer(self, question: str) -> None:
+        Raises PromptError where there is no room for an answer, and as `Run.generate`.
+        """
         ids, wanted = self._encode(question), self.opened.settings.generation.max_new_tokens
         new_tokens = self._room(len(ids))
         if new_tokens < wanted:
             left = f"the context leaves {counted(new_tokens, 'token')} for this answer, not {wanted:,}"
             self.replies.note(f"{left}: /undo and /clear free some, and --context has more")
         self.replies.question(len(self.conversation.turns) + 1, question)
-        generation = self._begin(Prompt(ids, new_tokens, self._name(question)), self._request_of_answer())
+        generation = self._begin(ids, new_tokens)
         self._run.finish_writing(generation, lambda: self._keep(question, generation))
+
+    def save(self, path: Path) -> None:
+        """Save the conversation. Raises TriforceError."""
+        try:
+            save_conversation(path, self.conversation)
+        except (KeyboardInterrupt, SystemExit):  # the whole answer was shown
+            save_conversation(path, self.conversation)
+            raise
 
     def _room(self, tokens: int) -> int:
         """Return how many tokens an answer to a prompt of so many may have. Raises PromptError for too few."""
@@ -197,42 +158,32 @@ class ChatSession:
         raise PromptError(
             f"the conversation would have {counted(tokens, 'token')}, which leaves no room for an answer in the "
             f"context of {self._limit:,}; nothing was dropped",
-            "/save FILE keeps all; /undo drops the last question, /clear all of them, then /retry; "
-            "or start with a larger --context, or --extend-context",
+            "/save FILE keeps all; /undo drops the last question, /clear all of them; or start with a larger "
+            "--context, or --extend-context",
         )
 
-    def _begin(self, prompt: Prompt, opened: OpenedRequest) -> Generation:
+    def _begin(self, ids: list[int], new_tokens: int) -> Generation:
+        documents = self.conversation.documents
+        prompt = Prompt(ids, new_tokens, documents[0].name if documents else "a conversation")
         self._run.prepare(prompt, self.replies.renderer)
-        return self._run.begin(prompt, self.replies.renderer, opened=opened)
+        return self._run.begin(prompt, self.replies.renderer)
 
     def _encode(self, question: str, conversation: Conversation | None = None) -> list[int]:
         messages = (self.conversation if conversation is None else conversation).messages(question)
         progress = tokenizing(self.replies.renderer)
         return self.opened.model.tokenizer.chat_turns(messages, progress, self._known, self.opened.think)
 
-    def _name(self, question: str) -> str:
-        documents = self.conversation.documents
-        return documents[0].name if documents else question[:LABEL]
-
-    def _request_of_answer(self) -> OpenedRequest:
-        """Return the request of the next answer: a retry has another seed."""
-        settings = self.opened.settings
-        generation = replace(settings.generation, seed=((settings.generation.seed or 0) + self._retries) % 2**63)
-        settings = replace(settings, generation=generation)
-        request = replace(self.opened.request, settings=settings, system=self.conversation.system)
-        return replace(self.opened, request=request)
-
     def _keep(self, question: str, generation: Generation) -> None:
-        """Add an answer to the conversation, unless it was interrupted before it began."""
-        meter, summary = generation.meter, self._run.summary(generation)
-        if not meter.text and not generation.has_ended:
+        """Add an answer to the conversation, unless it was interrupted before it began.
+
+        The tokens that make up the text that was shown are kept: the last ones may be a stop string, or tokens whose
+        text Ctrl-C has kept from being shown.
+        """
+        text, ids, decode = generation.meter.text, generation.meter.ids, self.opened.model.tokenizer.decode
+        if not text and not generation.has_ended:
             return
-        ids = ids_of_text(meter.ids, meter.text, self.opened.model.tokenizer.decode)
-        answer = Answer(meter.text, ids, summary.finish_reason, summary.seed or 0)
-        self.conversation, self.unanswered = self.conversation.answered(question, answer), None
+        counts = range(len(ids), max(len(ids) - _MOST_UNSHOWN, -1), -1)
+        shown = next((tuple(ids[:count]) for count in counts if decode(ids[:count]) == text), None)
+        self.conversation = self.conversation.answered(question, text, shown)
         if self._path is not None:
-            try:
-                self.save(self._path)
-            except (KeyboardInterrupt, SystemExit):  # the whole answer was shown
-                self.save(self._path)
-                raise
+            self.save(self._path)

@@ -16,7 +16,7 @@ from offload.units import parse_tokens
 
 from ..bench.methods import name_of, parse_methods, parse_modes
 from ..distributed.rank import broadcast
-from ..input.documents import check_files, read_prompt
+from ..input.documents import files_in, read_prompt
 from ..options import declarations as options
 from ..options.mistakes import warn_of_file
 from ..options.request import Request, start_or_join_ranks, typed_words, warn_unused
@@ -107,7 +107,7 @@ def bench(
     """
     terminal, quiet = ctx.obj.terminal, bool(ctx.params["quiet"])
     _check_kind(ctx, quality)
-    check_files(prompt_file or [])
+    files = files_in(prompt_file or [], terminal.note)
     warn_of_file(ctx, prompt)
     names = None if methods is None else parse_methods(methods)
     compared = None if modes is None else parse_modes(modes)
@@ -117,7 +117,7 @@ def bench(
     request, code = start_or_join_ranks(request, terminal)
     if code is not None:
         return code
-    text = broadcast(request.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn).text)
+    text = broadcast(request.group, lambda: read_prompt(prompt, files, terminal.stdin, terminal.warn).text)
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")

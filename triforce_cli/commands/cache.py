@@ -1,4 +1,4 @@
-"""`triforce cache`: lists, shows and removes cached prompts."""
+"""`triforce cache`: lists and removes cached prompts."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from offload.units import parse_size, size_text
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
 from ..options.settings import cache_home, given_options
-from ..output.cache_entries import details, entries_table
+from ..output.cache_entries import entries_table
 from ..output.stdout_formats import json_line
 from ..run.prompt_cache import prompt_folder
 from ..signals import WRONG_USE
@@ -84,13 +84,6 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
         terminal.write(json_line(type="cache", **facts, entries=[_fields(entry) for entry in shown]))
     else:
         terminal.print(entries_table(shown, folder, time.time(), terminal.table_width))
-
-
-@cache.command(cls=Command)
-def show(ctx: typer.Context, id: Annotated[str, _Id], json: Json = False) -> None:
-    """Show the details of one entry."""
-    entry = _find(entries(_folder(ctx)), id)
-    ctx.obj.terminal.write(json_line(type="cache", **_fields(entry)) if json else details(entry, time.time()))
 
 
 def _find(known: Sequence[Entry], id: str) -> Entry:

@@ -14,9 +14,9 @@ from offload.units import parse_tokens
 from ..chat.conversation import Conversation, load_conversation
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
-from ..input.documents import STDIN, check_files, checked, read_documents
+from ..input.documents import STDIN, checked, files_in, read_documents
 from ..options import declarations as options
-from ..options.distinct_files import check_distinct, named_files
+from ..options.checks import check_distinct, named_files
 from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.renderers import renderer_for
 
@@ -26,6 +26,9 @@ _NOT_HERE = ("raw", "verify", *options.FORMS)
 @options.accepts({name: option for name, option in options.READING.items() if name not in _NOT_HERE})
 def chat(
     ctx: typer.Context,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Documents, and folders of them.", show_default=False)
+    ] = None,
     prompt_file: options.PromptFiles = None,
     session: Annotated[
         str | None, options.option("--session", metavar="FILE", help="Go on with this; saved there.")
@@ -48,21 +51,21 @@ def chat(
 
     [bold]Examples[/bold]
 
-      triforce chat -f book.txt
+      triforce chat book.txt
 
-      triforce chat -f book.txt --session book.json
+      triforce chat book.txt --session book.json
 
-      printf 'Who tells it?\\nTo whom?\\n' | triforce chat -f book.txt --temperature 0
+      printf 'Who tells it?\\nTo whom?\\n' | triforce chat book.txt --temperature 0
 
-      triforce chat -f book.txt --json < questions.txt
+      triforce chat book.txt --json < questions.txt
     """
     check_flags(ctx)
-    files = prompt_file or []
-    if STDIN in checked(files):
+    sources = [*(prompt_file or []), *(files or [])]
+    if STDIN in checked(sources):
         raise PromptError("standard input has the questions, and cannot be a file too", "give the file by its name")
-    check_files(files)
+    sources = files_in(sources, ctx.obj.terminal.note)
     path = None if session is None else Path(session).expanduser().absolute()
-    check_distinct([*(("-f", file) for file in files), *named_files(ctx)], [("--session", path)])
+    check_distinct([*(("-f", file) for file in sources), *named_files(ctx)], "--session", path)
     terminal, request = ctx.obj.terminal, parse_request(ctx)
     if terminal.stdin is None:
         raise PromptError("standard input is closed", "questions are typed, or come through a pipe")
@@ -70,14 +73,14 @@ def chat(
         raise SettingsError("a conversation runs on one GPU", "use --tensor-parallel 1")
     conversation = _conversation(path, request.system)
     known = {document.name for document in conversation.documents}  # as they were read then
-    for document in read_documents(files, None, terminal.warn):
+    for document in read_documents(sources, None, terminal.warn):
         conversation = conversation if document.name in known else conversation.added(document)
 
     output = parse_output_options(ctx)
     with closing(renderer_for(terminal, *astuple(output))) as renderer:
-        from ..chat.chat_job import ChatRequest, run_chat  # from here on torch is needed
+        from ..chat.chat_job import run_chat  # from here on torch is needed
 
-        return run_chat(ChatRequest(conversation, path, context), request, terminal, output, renderer)
+        return run_chat(conversation, path, context, request, terminal, output, renderer)
 
 
 def _conversation(path: Path | None, system: str | None) -> Conversation:

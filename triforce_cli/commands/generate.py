@@ -10,14 +10,15 @@ import typer
 from ..batch.items import read_lines
 from ..batch.result_file import ResultFile
 from ..distributed.rank import broadcast
-from ..input.documents import PromptText, check_files, name_of, read_prompt
+from ..input.documents import PromptText, files_in, name_of, read_prompt
 from ..options import declarations as options
+from ..options.checks import check_distinct, check_output, named_files
 from ..options.declarations import AUTO, parse_parallel
-from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
+from ..run.remote import run_remote
 
 _AT_A_TIME = options.described("Sequences at a time.", AUTO)
 
@@ -37,10 +38,14 @@ def generate(
         str | None, _of_batch("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.")
     ] = None,
     output: Annotated[
-        str | None, _of_batch("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
+        str | None, options.option("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
     ] = None,
     parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
     ray: Annotated[str | None, _of_batch("--ray", **options.CLUSTER)] = None,
+    server: Annotated[
+        str | None,
+        options.option("--server", envvar="TRIFORCE_SERVER", metavar="URL", help="Ask a running triforce serve."),
+    ] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -65,36 +70,39 @@ def generate(
       triforce generate --batch prompts.jsonl --output answers.jsonl
 
       triforce generate --batch prompts.jsonl --output answers.jsonl --ray auto
+
+      triforce serve & triforce generate -f book.txt "Who tells it?" --server http://127.0.0.1:8000
     """
     check_flags(ctx)
     if batch is not None:
         return _generate_batch(ctx, batch, output)
-    files = prompt_file or []
-    check_files(files)
-    inputs = [*(("--prompt-file", file) for file in files), *named_files(ctx)]
-    paths = check_outputs([] if output is None else [output], inputs)
     terminal = ctx.obj.terminal
+    files = files_in(prompt_file or [], terminal.note)
+    inputs = [*(("--prompt-file", file) for file in files), *named_files(ctx)]
+    path = check_output(output, inputs)
     warn_of_file(ctx, prompt)
+    form = parse_output_options(ctx)
+    if server is not None:
+        text = read_prompt(prompt, files, terminal.stdin, terminal.warn)
+        with terminal.writing_to(path), closing(renderer_for(terminal, *astuple(form))) as renderer:
+            return run_remote(server, text.text, ctx, renderer)
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
     sources = prompt, files, terminal.stdin, terminal.warn
     text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*sources))))
-
-    form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
+        terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
-        from ..run.run import run_generation  # from here on torch is needed
+        from ..summarize.summary_job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
 
 
 def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     """Answer all prompts of a file, or of a part of it; return the exit code."""
-    check_files([path])
-    check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
+    check_distinct([("--batch", path), *named_files(ctx)], "--output", output)
     terminal, form, params = ctx.obj.terminal, parse_output_options(ctx), ctx.params
     request, code = start_or_join_ranks(parse_request(ctx), terminal, params["ray"])
     if code is not None:

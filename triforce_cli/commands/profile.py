@@ -1,7 +1,6 @@
 """`triforce profile`: lists the hardware profiles, and plans a model on one: memory, speed, and a command."""
 
 import os
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,9 +11,7 @@ from offload.hardware import calibration, profiles
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.loading.hub.download import dimensions
-from offload.planning.batch import MOST_SEQUENCES, plan_batches
 from offload.settings.config import DEFAULT_MODEL, check_part
-from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
 from ..options import declarations as options
@@ -36,20 +33,10 @@ from ..run.profile_plans import (
 _DECODING = "method draft middle budget gamma1 gamma2 tree dtype quantize kv threads extend_context set"
 _GPU = options.option(
     "--gpu",
+    "--profile",
     help=options.described("A profile, a part of its name such as 4090, or a YAML file.", "auto: this machine"),
     metavar="NAME",
     autocompletion=options.complete_profile,
-)
-_BATCH = typer.Option(
-    "--batch",
-    help="Also plan so many sequences together, such as 8 or 1,4,16: what they bring, and how many fit.",
-    metavar="N,...",
-)
-_SHARED = options.option(
-    "--shared-prefix",
-    help=options.described("With --batch: tokens of a common beginning, such as a document.", "none"),
-    parser=parse_tokens,
-    metavar="TOKENS",
 )
 _CONTEXT = options.option(
     "--context",
@@ -70,8 +57,6 @@ def profile(
     ] = False,
     save: Annotated[bool, typer.Option("--save", help="Save the measured rates for later plans.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
-    batch: Annotated[str | None, _BATCH] = None,
-    shared_prefix: Annotated[int | None, _SHARED] = None,
     json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
@@ -92,8 +77,6 @@ def profile(
 
       triforce profile --gpu cpu --model Llama-3.1-8B --kv q8
 
-      triforce profile --gpu a100 --model Llama-3.1-8B --context 8K --batch 1,4,16
-
       triforce profile --compare --model Llama-3.1-70B
 
       triforce profile --gpu my-machine.yaml --json
@@ -105,7 +88,6 @@ def profile(
     check_part(flags)
     if save and not measure:
         raise SettingsError("--save needs --measure", "use --measure --save")
-    sizes = _sizes(batch, shared_prefix, compare)
     if compare and gpu is not None:
         raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
     target = find_target(gpu)
@@ -124,30 +106,7 @@ def profile(
     if gpu is None and not measure and not json:
         terminal.print(_list(target.profile, terminal.table_width))
     report = plan_target(target, asked, measured)
-    if sizes and report.plan.fits:
-        shared, tokens = shared_prefix or 0, report.plan.inputs.tokens
-        if shared > tokens:
-            raise SettingsError(
-                f"--shared-prefix {shared:,} is longer than the {tokens:,} tokens of a sequence",
-                "use a shorter one, or a longer --context",
-            )
-        report = replace(report, batches=plan_batches(report.plan, sizes, shared))
     return print_plan(report, "generate", terminal, json)
-
-
-def _sizes(batch: str | None, shared: int | None, compare: bool) -> list[int]:
-    """Return the numbers of sequences that --batch asks for. Raises SettingsError."""
-    if batch is None and shared is not None:
-        raise SettingsError("--shared-prefix needs --batch", "add --batch with a number of sequences, such as 8")
-    if batch is None:
-        return []
-    if compare:
-        raise SettingsError("--batch is not a column of --compare", "leave out one of the two, or choose a --gpu")
-    sizes = [part.strip() for part in batch.split(",")]
-    if not all(size.isdecimal() and 1 <= int(size) <= MOST_SEQUENCES for size in sizes):
-        wrong = f"--batch {short_repr(batch)} does not list numbers of sequences from 1 to {MOST_SEQUENCES:,}"
-        raise SettingsError(wrong, "write it like 8, or 2,4,16")
-    return [int(size) for size in sizes]
 
 
 def _measure(target: Target, terminal: Terminal, json: bool, save: bool, disk: str | None) -> Measured:

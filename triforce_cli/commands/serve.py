@@ -9,11 +9,10 @@ import typer
 from offload.errors import SettingsError
 from offload.units import parse_size, parse_tokens, size_text
 
-from ..distributed.launch import GRACE
 from ..distributed.rank import world_position
 from ..options import declarations as options
 from ..options.declarations import AUTO, parse_parallel
-from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
+from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
 from ..serve.serve_options import read_keys
@@ -22,7 +21,10 @@ from ..serve.serve_options import read_keys
 def _option(help: str, metavar: str | None, usual: object = None, *names: str, **more: Any) -> Any:
     """Return an option of the server, `usual` being its default in words."""
     text = help if usual is None else options.described(help, str(usual))
-    return options.option(*names, help=text, metavar=metavar, rich_help_panel="Server", **more)
+    return options.option(*names, help=text, metavar=metavar, **({"rich_help_panel": "Server"} | more))
+
+
+_SHOWN: dict[str, Any] = {"rich_help_panel": None}  # by `--help`; the others by `--help-all` alone
 
 
 # What each request says for itself, or what one text alone has.
@@ -32,19 +34,22 @@ _OF_REQUESTS = ("system", "stop", "raw", "json", "verify", "show_thinking")
 @options.accepts({name: option for name, option in options.GENERATION.items() if name not in _OF_REQUESTS})
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST)] = defaults.HOST,
-    port: Annotated[int, _option("0: any free.", "N", defaults.PORT, min=0, max=65535)] = defaults.PORT,
-    api_key_file: Annotated[Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE")] = None,
+    host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST, **_SHOWN)] = defaults.HOST,
+    port: Annotated[int, _option("0: any free.", "N", defaults.PORT, min=0, max=65535, **_SHOWN)] = defaults.PORT,
+    api_key_file: Annotated[
+        Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE", **_SHOWN)
+    ] = None,
     cors: Annotated[list[str] | None, _option("Web page that may use it; repeatable.", "ORIGIN")] = None,
     cache_scope: Annotated[
         str, _option("shared, or key: none between keys.", "NAME", "shared", among=defaults.CACHE_SCOPES)
     ] = "shared",
-    parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel)] = AUTO,
+    parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel, **_SHOWN)] = AUTO,
     queue: Annotated[
         int, _option("Sequences that may wait.", "N", defaults.QUEUE, min=1, max=100_000)
     ] = defaults.QUEUE,
     context: Annotated[
-        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", "--context", parser=parse_tokens)
+        Any,
+        _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", "--context", parser=parse_tokens, **_SHOWN),
     ] = None,
     max_body: Annotated[
         Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), "--max-body", parser=parse_size)
@@ -76,18 +81,15 @@ def serve(
     if cache_scope not in defaults.CACHE_SCOPES:
         hint = f"use one of: {', '.join(defaults.CACHE_SCOPES)}"
         raise SettingsError(f"--cache-scope is {cache_scope!r}", hint)
-    position = world_position(os.environ)
-    if position is not None and position.rank > 0:  # rank 0 alone listens, and has the keys
-        host, api_key_file = defaults.HOST, None
     listening = defaults.ServeOptions(
         *(host, port, read_keys(api_key_file, os.environ), tuple(cors or ())),
         *(cache_scope == "key", parallel, queue, context, max_body, drain, ignore_unknown),
     )
     defaults.check_installed()
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)
-    request, code = start_or_join_ranks(parse_request(ctx), terminal, grace=drain + GRACE)
-    if code is not None:
-        return code
+    request = parse_request(ctx)
+    if world_position(os.environ) is not None or request.settings.parallel.tensor_parallel not in (None, 1):
+        raise SettingsError("triforce serve runs on one device", "leave --tensor-parallel and torchrun out")
     display = ProgressDisplay(terminal, shown=not output.quiet)
     try:
         display.loading("starting")

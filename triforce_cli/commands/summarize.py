@@ -2,29 +2,27 @@
 
 from contextlib import closing
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from offload.errors import PromptError, SettingsError
-from offload.settings.constraint import JSON_SCHEMA
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, Document, check_files, has_input, read_documents
+from ..input.documents import STDIN, Document, files_in, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
-from ..options.checks import refuse_broken_text
+from ..options.checks import check_output, named_files, refuse_broken_text
 from ..options.declarations import AUTO, parse_parallel
-from ..options.distinct_files import check_outputs, named_files
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle, Templates, load_templates
 
-
-def _position(name: str, help: str) -> Any:
-    return options.option(name, help=help, parser=parse_position, metavar="WHERE")
+_of_parts = partial(options.option, rich_help_panel="Parts and templates")
+_position = partial(_of_parts, parser=parse_position, metavar="WHERE")
 
 
 @options.accepts(options.READING | {"max_new_tokens": options.with_default("max_new_tokens", "by --length")})
@@ -33,10 +31,10 @@ def summarize(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Documents; - is stdin.", show_default=False)
     ] = None,
-    prompt_file: options.PromptFiles = None,
-    output: Annotated[
-        list[str] | None, options.option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.")
+    prompt_file: Annotated[
+        list[str] | None, _of_parts("--prompt-file", "-f", metavar="FILE", help="Another way to name a document.")
     ] = None,
+    output: Annotated[str | None, options.option("--output", "-o", metavar="FILE", help="Write here.")] = None,
     length: Annotated[
         str | None,
         options.option(
@@ -52,24 +50,21 @@ def summarize(
     ] = None,
     language: Annotated[str | None, options.option(metavar="NAME", help="Write in this language.")] = None,
     prompt: Annotated[
-        Path | None, options.option("--prompt", metavar="FILE", help="Template: {document}, {instruction}.")
+        Path | None, _of_parts("--prompt", metavar="FILE", help="Template with {document} and {instruction}.")
     ] = None,
-    together: Annotated[bool, typer.Option("--together", help="One summary of all files.")] = False,
-    start: Annotated[Any, _position("--from", "Start at: tokens, or percent (10%).")] = None,
-    end: Annotated[Any, _position("--to", "End at: tokens, or percent.")] = None,
-    map_reduce: Annotated[bool, typer.Option("--map-reduce", help="Read a too long document in parts.")] = False,
+    together: Annotated[bool, _of_parts("--together", help="One summary of all files.")] = False,
+    start: Annotated[Any, _position("--from", help="Start at this token, or percent (10%).")] = None,
+    end: Annotated[Any, _position("--to", help="End at this token, or percent.")] = None,
     parallel: Annotated[
         str,
-        options.option(
-            metavar="N", help=options.described("Texts to generate at a time; auto: by memory.", "1"), among=(AUTO,)
-        ),
+        _of_parts(metavar="N", help=options.described("Texts to generate at a time.", "1"), among=(AUTO,)),
     ] = "1",
 ) -> int:
     """Summarize documents, or answer questions about them.
 
-    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install ".\\[documents]"). Several questions about one document
-    read it once. A document that exceeds the context of the default model is read in parts; with a --model it is an
-    error, unless --map-reduce, --truncate, --extend-context, or --from and --to are given.
+    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install ".\\[documents]"), and folders of them. Several questions
+    about one document read it once. A document that exceeds the context is read in parts, unless --truncate,
+    --extend-context, or --from and --to are given.
 
     [bold]Examples[/bold]
 
@@ -83,22 +78,19 @@ def summarize(
 
       triforce summarize chapter-*.txt --together --language German
 
-      triforce summarize long.txt --map-reduce --length "300 words" --parallel 4
+      triforce summarize books/ --length "300 words" --parallel 4
     """
     check_flags(ctx)
     terminal = ctx.obj.terminal
-    sources = _sources(prompt_file or [], files or [], terminal)
-    check_files(sources)
+    sources = files_in(_sources(prompt_file or [], files or [], terminal), terminal.note)
     inputs = [*(("", source) for source in sources), *named_files(ctx), ("--prompt", prompt)]
-    paths = check_outputs(output or [], inputs, 1 if together else len(sources))
+    path = check_output(output, inputs)
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
     if not all(text.strip() for text in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
     at_once = parse_parallel(parallel)
-    form = ctx.params["constraint"]
-    schema = form.text if form is not None and form.kind == JSON_SCHEMA else None
-    style = AnswerStyle(length, bullets, focus, language, schema, ctx.params["quote"])
+    style = AnswerStyle(length, bullets, focus, language)
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
     request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
@@ -107,14 +99,13 @@ def summarize(
     read = broadcast(request.group, lambda: list(map(astuple, read_documents(sources, terminal.stdin, terminal.warn))))
     form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
+        terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
         documents, piece = [Document(*fields) for fields in read], Range(start, end)
-        how = together, map_reduce, at_once, len(paths) > 1
-        summary = SummaryRequest(documents, question or [], style, templates, piece, *how)
+        summary = SummaryRequest(documents, question or [], style, templates, piece, together, at_once)
         return run_summaries(summary, request, terminal, form, renderer)
 
 
@@ -147,4 +138,5 @@ def _with_length(request: Request, style: AnswerStyle) -> Request:
     if "max_new_tokens" in settings.values:
         return request
     generation = replace(settings.generation, max_new_tokens=style.new_tokens)
-    return replace(request, settings=replace(settings, generation=generation))
+    values = dict(settings.values) | {"max_new_tokens": style.new_tokens}
+    return replace(request, settings=replace(settings, generation=generation, values=values))

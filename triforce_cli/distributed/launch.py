@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..options.settings import Settings
 
 GRACE = 30.0  # seconds for ranks to end after a signal
-_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 
 def ranks_to_start(settings: Settings) -> int:
@@ -55,18 +54,15 @@ def ranks_to_start(settings: Settings) -> int:
     )
 
 
-def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal, grace: float = GRACE) -> int:
-    """Run this same command line in `count` processes; return the exit code.
-
-    After a signal they have `grace` seconds to end.
-    """
+def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal) -> int:
+    """Run this same command line in `count` processes; return the exit code."""
     _fetch(settings, home, terminal)
     _check_heads(settings, home, count)
     with TemporaryDirectory(prefix="triforce-ranks-") as name:  # only its owner can read and write it
         folder = Path(name)
         command = [sys.executable, "-m", "triforce_cli", *sys.argv[1:]]
         try:
-            failed = run_processes(count, command, _environment(folder, count), folder, grace)
+            failed = run_processes(count, command, _environment(folder, count), folder)
         except (KeyboardInterrupt, SystemExit) as ended:
             code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
             own = _exit_code_of_rank_0(folder)
@@ -119,7 +115,7 @@ def _report_failure(folder: Path, codes: dict[int, int], terminal: Terminal) -> 
     if (code := _exit_code_of_rank_0(folder)) is not None:
         return code
     if terminal.shows_progress:
-        terminal.draw(_SHOW_CURSOR)  # a killed rank may have left a progress bar
+        terminal.draw("\r\x1b[K")  # a killed rank may have left a progress bar
     reports = [_read(file) for file in sorted(folder.glob("error-*.json"), key=lambda file: file.stat().st_mtime)]
     for report in (report for report in reports if not report["lost"]):
         prefix = "" if report["code"] == WRONG_USE else f"rank {report['rank']}: "

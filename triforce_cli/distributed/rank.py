@@ -76,7 +76,6 @@ class _State:
     group: Any = None
     lost: bool = False
     abandoned: bool = False
-    when_lost: Callable[[int], None] = lambda rank: None
 
 
 _state = _State()
@@ -170,14 +169,8 @@ def finish(code: int) -> None:
     os._exit(code)
 
 
-def when_lost(act: Callable[[int], None]) -> None:
-    """Call `act`, in a thread, with a rank that has ended, before this process ends."""
-    _state.when_lost = act
-
-
 def _end_lost(rank: int) -> None:
     """End this process from the watching thread: the main thread may wait for a GPU that waits for the lost rank."""
-    _state.when_lost(rank)
     time.sleep(_GRACE)
     report(f"rank {rank} has ended", "look at its output", FAILED, True, Terminal())
     finish(FAILED)

@@ -1,6 +1,7 @@
-"""PDF, EPUB, DOCX and HTML -> text, by markitdown in a child process with limits; formats are told by their bytes."""
+"""PDF, EPUB, DOCX and HTML -> text, in a child process with limits. The bytes tell the format."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -11,21 +12,22 @@ from importlib.util import find_spec
 
 from offload.errors import PromptError
 from offload.short_repr import short_text
-from offload.units import GIB
+from offload.units import GIB, counted
 
 from .encoding import decode
 
 _NAMES = {".pdf": "a PDF", ".epub": "an EPUB", ".docx": "a DOCX document", ".html": "an HTML page"}
-_CONVERTERS = {".pdf": "PdfConverter", ".epub": "EpubConverter", ".docx": "DocxConverter", ".html": "HtmlConverter"}
-_MEMBERS = {"META-INF/container.xml": ".epub", "word/document.xml": ".docx"}  # an archive's member that tells its kind
+_MEMBERS = {"meta-inf/container.xml": ".epub", "word/document.xml": ".docx"}  # an archive's member that tells its kind
+SUFFIXES = {*_NAMES, ".htm", ".xhtml", ".md", ".log"}  # of documents whose text is read
 _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 _COMMENT = rb"<!--(?:(?!-->).)*-->\s*"
 _HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(%b)*(<!doctype html|<html)\b" % _COMMENT, re.IGNORECASE | re.DOTALL)
 _HEAD = 1024  # bytes before which a PDF may begin, and within which an HTML page must say that it is one
+_PIECES, _SHOWN = {".pdf": "page", ".epub": "chapter"}, 5  # named in a warning
 _BY_HAND = "or convert it first, such as: pdftotext book.pdf book.txt"
-_SECONDS, _SECONDS_PER_MIB = 60, 240  # a novel as a PDF takes 70 s a MiB
+_SECONDS, _SECONDS_PER_MIB = 60, 60  # a large EPUB takes 10 s a MiB
 _MEMORY = 4 * GIB  # a few kilobytes can be made to unpack to any size
-_MISSING = "MissingDependency"  # markitdown's exception without the package for one format
+_MISSING = b"MissingDependency", b"ModuleNotFoundError"  # without the package for one format
 
 
 def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) -> str:
@@ -41,11 +43,14 @@ def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) ->
             f"{name} is not {_NAMES[suffix.lower()]}, although its name says so, or it is corrupt",
             "check whether the file is complete; give a text file the suffix .txt",
         )
-    text = _tidied(_converted(data, name, kind))
-    if not text:
+    text, unread = _converted(data, name, kind)
+    if not text.strip():
         hint = "if its pages are pictures (a scan), run OCR on it first, such as: ocrmypdf"
         raise PromptError(f"{name} is {_NAMES[kind]} without any text in it", hint)
-    return text
+    if unread:
+        shown = ", ".join(unread[:_SHOWN]) + (", ..." if len(unread) > _SHOWN else "")
+        warn(f"{name}: {counted(len(unread), _PIECES[kind])} without text: {shown}")
+    return _tidied(text)
 
 
 def _kind(data: bytes, suffix: str) -> str | None:
@@ -54,7 +59,7 @@ def _kind(data: bytes, suffix: str) -> str | None:
         return ".pdf"
     if data.startswith(b"PK\x03\x04"):
         with suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = set(archive.namelist())
+            members = {member.replace("\\", "/").casefold() for member in archive.namelist()}
             for member, kind in _MEMBERS.items():
                 if member in members:
                     return kind
@@ -66,43 +71,28 @@ def _kind(data: bytes, suffix: str) -> str | None:
     return None
 
 
-def _converted(data: bytes, name: str, kind: str) -> str:
-    """Return the text of a document, converted in a process of its own. Raises PromptError."""
+def _converted(data: bytes, name: str, kind: str) -> tuple[str, list[str]]:
+    """Return what `extract` does in a process of its own. Raises PromptError."""
     if find_spec("markitdown") is None:
         raise _not_installed(name, kind)
-    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import convert; convert({kind!r}, {_MEMORY})"
+    module = f"{__package__}.conversion"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {module} import convert; convert({kind!r}, {_MEMORY})"
     seconds = _SECONDS + _SECONDS_PER_MIB * len(data) / 2**20
     try:
         process = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise PromptError(f"{name} is {_NAMES[kind]} that takes more than {seconds:.0f} s to read", _BY_HAND) from None
     if process.returncode == 0:
-        return process.stdout.decode("utf-8")
-    if _MISSING.encode() in process.stderr:
+        text, unread = json.loads(process.stdout)
+        return text, unread
+    if any(name in process.stderr for name in _MISSING):
         raise _not_installed(name, kind)
     lines = process.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {process.returncode}"]
-    hint = f"it may be corrupt, cut off, protected or too large; {_BY_HAND}"
-    raise PromptError(f"{name} is {_NAMES[kind]} that cannot be read: {short_text(lines[-1])}", hint)
-
-
-def convert(kind: str, memory: int) -> None:
-    """Write the text of the document on standard input to standard output: the main function of the child process.
-
-    `memory`: the bytes of address space that it may take.
-
-    The converter is called directly: markitdown's dispatcher would pass a corrupt file on to the next that accepts it.
-    """
-    with suppress(ImportError, OSError, ValueError):  # a system without this limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    from markitdown import StreamInfo, converters
-
-    source = io.BytesIO(sys.stdin.buffer.read())
-    output = sys.stdout.buffer
-    sys.stdout = sys.stderr  # where a parser may print
-    text = getattr(converters, _CONVERTERS[kind])().convert(source, StreamInfo(extension=kind)).markdown
-    output.write(text.encode("utf-8", "replace"))
+    reason, hint = (
+        lines[-1].removeprefix("ValueError: "),
+        f"it may be corrupt, cut off, protected or too large; {_BY_HAND}",
+    )
+    raise PromptError(f"{name} is {_NAMES[kind]} that cannot be read: {short_text(reason)}", hint)
 
 
 def _not_installed(name: str, kind: str) -> PromptError:

@@ -1,20 +1,21 @@
 """Reads documents and prompts from files, stdin and the argument: the bytes here, their text in converters.py."""
 
 import os
-import shlex
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from mimetypes import guess_type
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from offload.api.ask_options import join_texts, places_in_joined
 from offload.errors import PromptError
 from offload.system.files import Unbounded, read_bounded
-from offload.units import GIB
+from offload.units import GIB, counted
 
-from .converters import text_of
+from .converters import SUFFIXES, text_of
 from .encoding import decode
 
 Warn = Callable[[str], None]
@@ -57,14 +58,32 @@ def checked(files: Sequence[Path | str]) -> list[Path]:
     return paths
 
 
-def check_files(files: Sequence[Path | str]) -> None:
-    """Check, without reading, that there are such files. Raises PromptError: before anything slow is imported."""
-    for path in checked(files):
-        if path != STDIN:
-            try:
-                path.stat()
-            except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-                raise unreadable(path, error) from None
+def files_in(names: Sequence[str], note: Callable[[str], None]) -> list[str]:
+    """Return the files, with a folder's documents in its place, which `note` lists; nothing is read.
+
+    Raises PromptError for what is not there: before anything slow is imported.
+    """
+    files: list[str] = []
+    for path in checked(names):
+        try:
+            is_folder = path != STDIN and stat.S_ISDIR(path.stat().st_mode)
+            inside = sorted(each for each in path.iterdir() if _is_document(each)) if is_folder else [path]
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise unreadable(path, error) from None
+        if not inside:
+            raise PromptError(
+                f"the folder {path} has no text files", f"give files by their names: ls {quote(str(path))}"
+            )
+        if is_folder:
+            note(f"{path}: {counted(len(inside), 'file')}: {', '.join(each.name for each in inside)}")
+        files += map(str, inside)
+    return files
+
+
+def _is_document(path: Path) -> bool:
+    """Return whether a file of a folder is a text or a document, by its name: hidden ones are not."""
+    is_text = (guess_type(path.name)[0] or "").startswith("text/") or path.suffix.lower() in SUFFIXES
+    return is_text and not path.name.startswith(".") and path.is_file()
 
 
 def name_of(path: Path) -> str:
@@ -116,9 +135,11 @@ def _warn_of_terminal(stream: Any, warn: Warn) -> None:
 def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
     """Return the error for a path that cannot be opened or read."""
     if isinstance(error, FileNotFoundError):
+        if path.is_symlink():
+            return PromptError(f"{path} is a link to {path.readlink()}, which is not there", f"see: ls -l {path}")
         return PromptError(f"there is no file {path}", _did_you_mean(path))
     if isinstance(error, IsADirectoryError):
-        return PromptError(f"{path} is a folder", f"give a file in it: ls {shlex.quote(str(path))}")
+        return PromptError(f"{path} is a folder", f"give a file in it: ls {quote(str(path))}")
     if isinstance(error, PermissionError):
         return PromptError(f"{path} may not be read: permission denied", f"check its permissions: ls -l {path}")
     reason = getattr(error, "strerror", None) or str(error)
@@ -128,7 +149,7 @@ def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
 def _did_you_mean(path: Path) -> str:
     folder = path.parent
     if path.parts[:1] in (("http:",), ("https:",)):
-        return f"fetch the page first: curl -LO {shlex.quote(str(path).replace(':/', '://', 1))}"
+        return f"fetch the page first: curl -LO {quote(str(path).replace(':/', '://', 1))}"
     if path.name.endswith("?"):
         return f'a question about a file is asked so: triforce summarize FILE --question "{path}"'
     try:

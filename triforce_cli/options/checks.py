@@ -1,15 +1,17 @@
-"""Flags that exclude each other, lossy modes, and offloading that this machine or model does not have."""
+"""Flags that exclude each other, files that are read and written, lossy modes, offloading that cannot be had here."""
 
 from __future__ import annotations
 
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offload.errors import Degraded, SettingsError
+import typer
+
+from offload.errors import SettingsError
 from offload.settings.config import Placement, Sampling
 from offload.settings.constraint import QUOTE
 from offload.settings.generation import FASTEST
@@ -19,6 +21,7 @@ from offload.short_repr import short_repr
 from offload.units import counted
 
 from ..input.excerpts import END, MIDDLE, PARTS, START
+from ..output.output_files import check_file
 from .constraint_options import FIELDS
 from .declarations import AUTO, THINK
 from .settings import Settings
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
     from offload.architecture.dims import Dimensions
 
+Named = tuple[str, Path | str | None]  # the option, and the file that it names, if any
+
 _ONE_FORM = "an answer matches one of them: leave the other out"
-_ONE_WAY = "choose one of them for a text that exceeds the context"
 _ALONE = "a single prompt runs alone; or give --batch FILE"
 _CONTRADICTIONS = (  # pairs of parameters that are not given together, and why
     ("raw", "system", "--raw uses no chat template, which a system message needs"),
@@ -36,7 +40,7 @@ _CONTRADICTIONS = (  # pairs of parameters that are not given together, and why
     ("raw", "show_thinking", "--raw writes all text, and --show-thinking has no effect"),
     ("quiet", "verbose", "choose one"),
     *((first, second, _ONE_FORM) for first, second in combinations((*FIELDS, QUOTE), 2)),
-    *((first, second, _ONE_WAY) for first, second in combinations(("truncate", "extend_context", "map_reduce"), 2)),
+    ("truncate", "extend_context", "choose one of them for a text that exceeds the context"),
     ("batch", "truncate", "each prompt of a batch fits the context, or is an error"),
     ("batch", "prompt", "a batch has its prompts in a file"),
     ("batch", "prompt_file", "a batch has its prompts in a file"),
@@ -65,6 +69,40 @@ def check_combinations(params: Mapping[str, Any]) -> None:
 
 def _flag(name: str) -> str:
     return "the prompt argument" if name == "prompt" else f"--{name.replace('_', '-')}"
+
+
+def named_files(ctx: typer.Context) -> list[Named]:
+    """Return the options of a command that may name a file to read, but for its prompts."""
+    return [(f"--{name}", ctx.params[name]) for name in ("model", "draft", "profile") if name in ctx.params]
+
+
+def check_distinct(inputs: Iterable[Named], option: str, output: Path | str | None) -> None:
+    """Raise SettingsError if the file that an option writes is one that the command reads."""
+    for name, file in inputs:
+        if output is not None and file is not None and _is_same(str(file), str(output)):
+            both = f"{name} {file} and {option} {output}".lstrip()
+            raise SettingsError(f"{both} are the same file", f"give {option} another file: it would be overwritten")
+
+
+def _is_same(read: str, written: str) -> bool:
+    with suppress(OSError, RuntimeError, ValueError):  # a name of no file, such as a hub's model, is no input
+        one, two = Path(read).expanduser(), Path(written).expanduser()
+        return one.is_file() and two.exists() and one.samefile(two)
+    return False
+
+
+def check_output(name: str | None, inputs: Iterable[Named]) -> Path | None:
+    """Return the file of --output; None for stdout, which is - too.
+
+    Raises SettingsError for a file that is read or cannot be written.
+    """
+    if name in (None, "-"):
+        return None
+    check_distinct(inputs, "--output", name)
+    path = Path(name).expanduser()
+    if path.is_dir() or not path.exists():
+        check_file(path, "--output", "answer.txt")
+    return path
 
 
 def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
@@ -135,11 +173,13 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
     """Raise SettingsError for tiers that this machine does not have."""
+    from offload.system.scratch_file import ScratchFile
+
     on_cpu, link = model.device.type == "cpu", placement.link_gb_s
     if not on_cpu and link is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
-        _check_folder(Path(placement.disk))
+        ScratchFile(Path(placement.disk), 1)  # can be made
     has_one_memory = on_cpu and link is None
     check_layers(placement, model.checkpoint.shape, has_one_memory)
     model.check_experts(placement.experts)
@@ -164,16 +204,6 @@ def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) 
     if asked is not None and asked > layers:
         wrong = f"--resident-layers is {asked:,}, and {layers} layers of this model have a KV cache of all tokens"
         raise SettingsError(wrong, f"use {layers} or fewer, or leave it out for as many as fit")
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise SettingsError for a folder in which no file for KV can be made; emit a warning for one in memory."""
-    from offload.system.machine import file_system
-    from offload.system.scratch_file import ScratchFile
-
-    ScratchFile(folder, 1)
-    if (kind := file_system(folder)) in ("tmpfs", "ramfs"):
-        warnings.warn(f"{folder} is in memory ({kind}), and no memory is saved there", Degraded, stacklevel=2)
 
 
 def free_on_disk(folder: Path) -> int:

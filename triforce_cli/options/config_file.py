@@ -17,14 +17,13 @@ from offload.settings.parse import SIZES, parse_setting
 from offload.short_repr import short_repr, short_text
 from offload.units import size_text
 
-from ..output.tables import Column, table
 from .settings import config_home
 
 FILE = "config.yaml"
 COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "profile", "doctor")  # those that read it
 _SETTINGS = [name for name in OPTION_NAMES if name != "stop"]
 PREFIX = "TRIFORCE_"
-_OTHERS = ("THINK", "PROFILE", "COLOR", "HOME", "CONFIG", "DEBUG", "API_KEY")
+_OTHERS = ("THINK", "PROFILE", "COLOR", "HOME", "CONFIG", "DEBUG", "API_KEY", "SERVER")
 _INTERNAL = ("EMULATE", "RANK_LAUNCHER", "RANK_FOLDER")  # of tests, and between the ranks of one run
 VARIABLES = {PREFIX + name for name in (*map(str.upper, _SETTINGS), *_OTHERS, *_INTERNAL)}
 
@@ -62,11 +61,9 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"the environment variable {name} is not known, and has no effect{meant}"
 
 
-def settings_lines(settings: Iterable[tuple[str, Any, str]], width: int) -> list[str]:
-    """Return a line for each setting: its name, value and origin, in `width` columns."""
-    rows = [(name.replace("_", "-"), _value_text(name, value), origin) for name, value, origin in settings]
-    columns = (Column("setting"), Column("value", least=8), Column("from", dropped=1))
-    return table(columns, rows, width).plain.splitlines()
+def settings_lines(settings: Iterable[tuple[str, Any, str]]) -> list[str]:
+    """Return a line for each setting: its name, value and origin."""
+    return [f"{name.replace('_', '-')}: {_value_text(name, value)} ({origin})" for name, value, origin in settings]
 
 
 def _value_text(name: str, value: Any) -> str:

@@ -1,6 +1,7 @@
 """The form of an answer, as options, lines of a batch and requests give it -> a constraint. Imports nothing heavy."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
 def constraint_of_flags(params: Mapping[str, Any]) -> Constraint | None:
     """Return the constraint of a command line, whose files are read. Raises SettingsError."""
     values = {name: params.get(name) for name in FIELDS}
-    if (schema := values["json_schema"]) is not None and schema.lstrip()[:1] not in ("{", "["):
+    schema = values["json_schema"]
+    if schema is not None and schema.strip() not in ("true", "false") and schema.lstrip()[:1] not in ("{", "["):
         values["json_schema"] = _text(schema, JSON_SCHEMA)
     if values["grammar"] is not None:
         values["grammar"] = _text(values["grammar"], GRAMMAR)
@@ -44,9 +46,10 @@ def constraint_of_flags(params: Mapping[str, Any]) -> Constraint | None:
 
 
 def _text(name: str, kind: str) -> str:
-    """Return the text of a file that an option names. Raises SettingsError."""
+    """Return the text of a file that an option names; - is standard input. Raises SettingsError."""
     try:
-        return Path(name).read_text("utf-8-sig")
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         more = ", or the schema itself, which begins with {" if kind == JSON_SCHEMA else ""
         reason = getattr(error, "strerror", None) or error

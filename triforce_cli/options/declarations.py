@@ -135,59 +135,66 @@ def _name(help: str, among: Sequence[str], default: str = "") -> _Row:
 
 
 _MODELS = "model's"  # default
-_FORMATS = f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy."
-_PROFILE: dict[str, Any] = {"default": "found", "has_variable": True, "more": {"autocompletion": complete_profile}}
-_TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; the options that everybody uses have none
+_FORMATS = f"Format of KV: auto, bf16, packed; {', '.join(LOSSY_KV)} is lossy."
+_PROFILE: dict[str, Any] = {
+    "default": "found",
+    "flags": "--gpu --profile",
+    "has_variable": True,
+    "more": {"autocompletion": complete_profile},
+}
+_TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; `--help` shows the options that have none
     None: {
         "model": _Row("Name, hub id or path.", "", "--model -m", "MODEL", more={"autocompletion": _complete_model}),
         "max_new_tokens": _Row("Most tokens to generate.", "", "--max-new-tokens -n"),
         "temperature": _Row("0 is greedy, 1 is varied.", _MODELS, metavar="X"),
-        "system": _text("System message."),
-        "stop": _Row("End before this text; repeatable.", metavar="TEXT", kind=list[str] | None),
-        "seed": _Row("Random seed: it gives one text.", "random"),
+        "profile": _text("Hardware profile, or YAML file.", "NAME", **_PROFILE),
+        "dry_run": _switch("Print the plan and stop."),
         "json": _switch("JSON lines instead of text."),
         "quiet": _switch("Only the text.")._replace(flags="--quiet -q"),
-        "verbose": _Row("Also statistics, and settings; -vv: all.", "", "--verbose -v", "", int, more={"count": True}),
+        "verbose": _Row("More statistics; -vv: all settings.", "", "--verbose -v", "", int, more={"count": True}),
     },
     SAMPLING: {
-        "top_p": _Row("Keep the likeliest up to this sum.", _MODELS, metavar="X"),
-        "top_k": _Row("Keep this many of the likeliest.", _MODELS),
-        "min_p": _Row("Least share of the best one's.", _MODELS, metavar="X"),
-        "repetition_penalty": _Row("Above 1: penalize repeats.", _MODELS, metavar="X"),
+        "seed": _Row("The same seed gives the same text.", "random"),
+        "top_p": _Row("Sample from the likeliest tokens of this total.", _MODELS, metavar="X"),
+        "top_k": _Row("Sample from this many likeliest tokens.", _MODELS),
+        "min_p": _Row("Drop tokens below X times the likeliest one.", _MODELS, metavar="X"),
+        "repetition_penalty": _Row("Above 1: repeat less.", _MODELS, metavar="X"),
+        "stop": _Row("End before this text; repeatable.", metavar="TEXT", kind=list[str] | None),
     },
     SPECULATION: {
         "method": _name("Decoding method; all are lossless.", METHODS),
-        "draft": _Row("Drafter: lookup, none, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
-        "middle": _name(f"{', '.join(MIDDLES)}.", tuple(MIDDLES), "the method's"),
-        "budget": _Row("Tokens in the retrieval cache.", "3 %"),
-        "gamma2": _Row("Drafted for the full cache.", "adaptive"),
-        "tree": _Row("N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
-        "verify": _switch("Compare with plain decoding."),
+        "draft": _Row("lookup, none, mtp, a draft model or an EAGLE-3 head.", metavar="MODEL", among=DRAFTS),
+        "middle": _name(f"Cache of the middle level: {', '.join(MIDDLES)}.", tuple(MIDDLES), "the method's"),
+        "budget": _Row("Tokens in the cache of the middle level.", "3 %"),
+        "gamma2": _Row("Tokens to draft for each verification.", "adaptive"),
+        "tree": _Row("Draft a tree: N nodes, auto, or k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
+        "verify": _switch("Check the text against plain decoding."),
     },
     CONTEXT: {
+        "system": _text("System message."),
         "raw": _switch("Use no chat template."),
-        "think": _text("Think before the answer.", "on|off", default=AUTO, has_variable=True, among=THINK),
-        "show_thinking": _switch("Thinking on stdout, too."),
-        "extend_context": _switch("Extend the context (YaRN)."),
+        "think": _text("Let a reasoning model think first.", "on|off", default=AUTO, has_variable=True, among=THINK),
+        "show_thinking": _switch("Write the thoughts to stdout, too."),
+        "extend_context": _switch("Extend the model's context by YaRN."),
         "cache": _Row("Keep prompts on disk.", "long ones", "--cache/--no-cache", None, bool | None, True),
-        "truncate": _text("Drop the start, middle or end.", "PART", among=("start", "middle", "end")),
+        "truncate": _text(
+            "Drop this part of a text beyond the context: start, middle, end.", "PART", among=("start", "middle", "end")
+        ),
     },
     MEMORY: {
+        "memory": _Row("Most device memory to use: 22GiB.", "free", metavar="SIZE"),
         "offload": _name("none, stream, host, hybrid or planes.", OFFLOADS),
-        "memory": _Row("Device memory, such as 22GiB.", "free", metavar="SIZE"),
-        "host_memory": _Row("Host memory, such as 64GiB.", "free", metavar="SIZE"),
-        "resident_layers": _Row("Layers with KV on the device.", "most"),
-        "link_gb_s": _Row("Simulated link, on a CPU.", "none", "--link", "GB/S"),
-        "experts": _name("device or host.", EXPERTS),
+        "host_memory": _Row("Most host memory to use: 64GiB.", "free", metavar="SIZE"),
+        "resident_layers": _Row("Layers whose KV stays on the device.", "most that fit"),
+        "link_gb_s": _Row("Simulate a GPU's link on a CPU.", "no", "--link", "GB/S"),
+        "experts": _name("Where experts lie: device or host.", EXPERTS),
         "disk": _Row("Folder for KV beyond host memory.", "none", metavar="PATH"),
-        "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", tuple(APPROXIMATIONS), "no"),
+        "approximate": _name(f"Forget tokens (lossy): {', '.join(APPROXIMATIONS)}.", tuple(APPROXIMATIONS), "no"),
         "kv": _name(_FORMATS, full_formats()),
-        "dry_run": _switch("Print the plan; load nothing."),
     },
     MACHINE: {
-        "profile": _text("Hardware profile, or a YAML file.", "NAME", **_PROFILE),
         "device": _name("cpu or cuda.", DEVICES),
-        "dtype": _name("bfloat16, float16, float32.", DTYPES),
+        "dtype": _name("bfloat16, float16 or float32.", DTYPES),
         "kernel": _name("Level of the CPU kernel, or off.", KERNELS),
         "quantize": _name("Round the weights: q4, q5, q6, q8.", QUANTIZE, "no"),
         "threads": _Row("CPU threads.", "all cores"),
@@ -199,11 +206,11 @@ _TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; the options that eve
         ),
     },
     FORM: {
-        "json_schema": _text("JSON of this schema.", "FILE|JSON"),
-        "regex": _text("A text that matches."),
-        "grammar": _text("A text of it, in Lark or GBNF.", "FILE"),
-        "quote": _switch("Quotations are literal."),
-        "choices": _text("One of these.", "A,B,C"),
+        "json_schema": _text("The answer is JSON of this schema.", "FILE|JSON"),
+        "regex": _text("The answer matches this regular expression."),
+        "grammar": _text("The answer follows this Lark or GBNF grammar.", "FILE"),
+        "quote": _switch("Text in quotation marks is in the document."),
+        "choices": _text("The answer is one of these.", "A,B,C"),
     },
 }
 READING = {name: row.declared(name, panel) for panel, rows in _TABLE.items() for name, row in rows.items()}

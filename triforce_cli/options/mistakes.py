@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from inspect import cleandoc
 from pathlib import Path
@@ -11,10 +10,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from offload.errors import SettingsError
-
-from .other_names import COMMANDS, hint_for
-from .removed import refuse_removed_options
+from .removed import refuse_unknown_options
 
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
@@ -37,8 +33,8 @@ def explained(message: str, ctx: Any) -> tuple[str, str]:
     where = ctx.command_path if ctx is not None else "triforce"
     see = f"see `{where} --help`"
     if match := _COMMAND.search(message):
-        meant = _meant_command(match[1], list(getattr(ctx.command, "commands", ())), where)
-        return f"there is no command {match[1]!r}", f"{meant}{see}"
+        close = get_close_matches(match[1], list(getattr(ctx.command, "commands", ())), 1)
+        return f"there is no command {match[1]!r}", "".join(f"did you mean {where} {name}? " for name in close) + see
     if match := _OPTION.search(message):
         known = [*(name for param in ctx.command.params for name in param.opts), "--help"]
         return f"there is no option {match[1]}", f"{_meant_option(match[1], known)}{see}"
@@ -52,16 +48,8 @@ def explained(message: str, ctx: Any) -> tuple[str, str]:
     return message, see
 
 
-def _meant_command(name: str, known: list[str], where: str) -> str:
-    if where == "triforce" and name in COMMANDS:
-        return f"use {COMMANDS[name]}; "
-    return "".join(f"did you mean {where} {close}? " for close in get_close_matches(name, known, 1))
-
-
 def _meant_option(name: str, known: list[str]) -> str:
-    """Return the beginning of a hint: what another program's option is here, else one that is spelled nearly so."""
-    if hint := hint_for(name):
-        return f"{hint}; "
+    """Return the beginning of a hint: an option that begins so, or is spelled nearly so."""
     longer = sorted((option for option in known if option.startswith(name) and name.strip("-")), key=len)
     close = longer or get_close_matches(name, known, 1, _CLOSE)
     return f"did you mean {close[0]}? " if close else ""
@@ -129,6 +117,19 @@ class Command(TyperCommand):
         # A terminal breaks the lines of a paragraph, not the source.
         super().__init__(*args, help=help and _LINE_BREAK.sub(" ", cleandoc(help)), **more)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, without the options that stand in panels unless all are wanted."""
+        wants_all = "--help-all" in ctx.meta.get(WORDS, ())
+        rare = [] if wants_all else [param for param in self.params if getattr(param, "rich_help_panel", None)]
+        for param in rare:
+            param.hidden = True
+        self.epilog = f"{ctx.command_path} --help-all shows {len(rare)} more options." if rare else None
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for param in rare:
+                param.hidden = False
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
@@ -136,18 +137,12 @@ class Command(TyperCommand):
         ctx.token_normalize_func = lambda name: name.replace("_", "-") if len(name) > 1 else name
         ctx.meta[PARSED], ctx.meta[WORDS] = ctx, tuple(args)
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
+        if "--help-all" in given:
+            return super().parse_args(ctx, ["--help"])
         own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
-        _refuse_foreign_options(given, own, ctx)
+        refuse_unknown_options(given, own)
         try:
             return super().parse_args(ctx, args)
         except TyperException as error:
             vars(error)["ctx"] = ctx  # an option without its value names no command
             raise
-
-
-def _refuse_foreign_options(given: Sequence[str], own: Collection[str], ctx: Any) -> None:
-    """Raise UsageError for removed options, and for those such as -ngl, which would be read as -n with the value gl."""
-    refuse_removed_options(given, own)
-    for word in given:
-        if word[:1] == "-" and word[1:2] != "-" and (hint := hint_for(word)):
-            raise SettingsError(f"there is no option {word}", f"{hint}; see `{ctx.command_path} --help`")

@@ -1,15 +1,17 @@
-"""Options, values of options and commands of the last version that are gone: what to use instead.
+"""Names of options, values and commands that people know and this version does not have: what to use instead.
 
-The next version drops this table: their names are then unknown like any others.
+Removed ones are those of the last version: the next one drops them. Imports nothing heavy.
 """
 
 from collections.abc import Collection, Sequence
 
 from offload.errors import UsageError
+from offload.settings.parse import NAMES
 
-REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
+REMOVED: dict[str, str] = {  # "command", "--option" or "--option value"
     "--batch": "use `triforce generate --batch`, whose summary has the tokens a second",
     "--ray": "run `triforce summarize` for the documents of each machine; `triforce generate --batch` has --ray",
+    "--map-reduce": "leave it out: a document that exceeds the context is read in parts",
     "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",
@@ -33,6 +35,7 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--nodes": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--node-link": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--cache-store": "set TRIFORCE_HOME to a folder that all machines mount",
+    "--middle h2o": "use --middle retrieval, which is the default",
     "--kv exact": "use --kv bf16, another name of the same",
     "--kv q4": "use --kv q8",
     "--kv fp8": "use --kv q8",
@@ -43,45 +46,84 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--show-config": "use -vv, which prints all settings",
     "--no-measure": "leave it out: `profile --measure` measures this machine",
     "--shard": "split the file, as with `split -n l/4 prompts.jsonl part-`, and answer each part with its own --output",
+    "--sampling": "use --set coupled=true",
 }
 
-_SET = {  # options of settings that few people change
-    "sampling": "coupled=true",
-    "frequency-penalty": "frequency_penalty=0.5",
-    "presence-penalty": "presence_penalty=0.5",
-    "dry-multiplier": "dry_multiplier=0.8",
-    "dry-base": "dry_base=1.75",
-    "dry-allowed-length": "dry_allowed_length=2",
-    "dry-range": "dry_range=1000",
-    "no-repeat-ngram": "no_repeat_ngram=3",
-    "gamma1": "gamma1=4",
-    "sink": "sink=16",
-    "window": "window=240",
-    "chunk": "chunk=8",
-    "rebuild-every": "rebuild_every=64",
-    "tree-sampling": "tree_sampling=top-k",
-    "host-share": "host_share=0.5",
-    "cache-limit": "cache_limit=20GiB",
-    "disk-limit": "disk_limit=100GiB",
-    "prefill-chunk": "prefill_chunk=512",
-    "join-timeout": "join_timeout=300",
+_LIMIT = "use --max-new-tokens N"
+_THREADS = "use --threads N"
+_CONTEXT = "memory is planned for the prompt; use --truncate or --extend-context beyond the model's context"
+_PLACED = "the plan decides what lies where: --dry-run prints it, and --memory 22GiB limits it"
+_DRAFT = "use --draft MODEL"
+_KV = "use --kv packed, which is exact, or --kv q8, which is lossy"
+_TOKENS_DRAFTED = "the length of drafts is adaptive; --gamma2 N fixes it"
+_STREAM = "leave it out: text is written as it comes"
+_FOREIGN = {  # other programs' options
+    "--max-tokens": _LIMIT,
+    "--num-predict": _LIMIT,
+    "--n-predict": _LIMIT,
+    "--temp": "use --temperature X",
+    "--repeat-penalty": "use --repetition-penalty X, which looks at all tokens",
+    "--prompt": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
+    "-p": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
+    "--file": "use -f FILE",
+    "--system-prompt": "use --system TEXT",
+    "--ctx-size": _CONTEXT,
+    "--num-ctx": _CONTEXT,
+    "--max-model-len": _CONTEXT,
+    "-c": _CONTEXT,
+    "--stream": _STREAM,
+    "--no-stream": _STREAM,
+    "--hf-repo": "use --model OWNER/NAME",
+    "-hf": "use --model OWNER/NAME",
+    "--cache-type-k": _KV,
+    "--cache-type-v": _KV,
+    "--kv-cache-dtype": _KV,
+    "--n-gpu-layers": _PLACED,
+    "--gpu-layers": _PLACED,
+    "-ngl": _PLACED,
+    "--gpu-memory-utilization": "use --memory SIZE, such as 22GiB",
+    "--flash-attn": "leave it out: attention is chosen by what the machine can do",
+    "-fa": "leave it out: attention is chosen by what the machine can do",
+    "--draft-model": _DRAFT,
+    "--model-draft": _DRAFT,
+    "-md": _DRAFT,
+    "--num-speculative-tokens": _TOKENS_DRAFTED,
+    "--draft-max": _TOKENS_DRAFTED,
+    "--tensor-parallel-size": "use --tensor-parallel N",
+    "--n-threads": _THREADS,
 }
-REMOVED |= {f"--{name}": f"use --set, such as --set {example}" for name, example in _SET.items()}
+_COMMANDS = {  # other programs' commands
+    "run": 'triforce generate "a prompt"',
+    "ask": 'triforce summarize book.txt --question "Who tells it?"',
+    "list": "triforce cache list for cached prompts, or triforce doctor for models",
+    "version": "triforce --version",
+    "help": "triforce COMMAND --help",
+}
 
 
-def refuse_removed_command(args: Sequence[str]) -> None:
-    """Raise UsageError if the first of `args` is a command that is gone, with what to use instead."""
-    if args and not args[0].startswith("-") and args[0] in REMOVED:
-        raise UsageError(f"the command {args[0]} was removed", REMOVED[args[0]])
+def refuse_unknown_command(args: Sequence[str]) -> None:
+    """Raise UsageError if the first of `args` is a known command that is not here, with what to use instead."""
+    name = args[0] if args and not args[0].startswith("-") else ""
+    if name in REMOVED:
+        raise UsageError(f"the command {name} was removed", REMOVED[name])
+    if name in _COMMANDS:
+        raise UsageError(f"there is no command {name!r}", f"use {_COMMANDS[name]}")
 
 
-def refuse_removed_options(args: Sequence[str], own: Collection[str]) -> None:
-    """Raise UsageError if `args` name an option or a value that is gone, with what to use instead.
+def refuse_unknown_options(args: Sequence[str], own: Collection[str]) -> None:
+    """Raise UsageError if `args` name a known option or value that is not here, with what to use instead.
 
-    `own` are the options that the command has, with their dashes.
+    `own` are the options that the command has, with their dashes. Typer would read -ngl as -n with the value gl.
     """
     words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    for first, second in zip(words, [*words[1:], ""], strict=False):
-        for name in (first, f"{first} {second}"):
-            if name.startswith("--") and name in REMOVED and name not in own:
-                raise UsageError(f"{name} was removed", REMOVED[name])
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name = word.replace("_", "-") if word.startswith("--") else word
+        for known in (name, f"{name} {following}"):
+            if known in own or not known.startswith("-"):
+                continue
+            if known in REMOVED:
+                raise UsageError(f"{known} was removed", REMOVED[known])
+            if known in _FOREIGN:
+                raise UsageError(f"there is no option {known}", _FOREIGN[known])
+            if (setting := known[2:].replace("-", "_")) in NAMES and {"--set", known} & {*own} == {"--set"}:
+                raise UsageError(f"{known} has no option of its own", f"use --set {setting}=VALUE (docs/options.md)")

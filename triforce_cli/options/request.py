@@ -17,7 +17,7 @@ from offload.settings.constraint import QUOTE, Constraint
 from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
 
-from ..distributed.launch import GRACE, launch, ranks_to_start
+from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..output.terminal import Terminal
 from .checks import check_combinations, refuse_broken_text, refuse_inexact, refuse_unverifiable
@@ -158,12 +158,9 @@ def _check_models(settings: Settings) -> None:
             raise draft_error(error) from error
 
 
-def start_or_join_ranks(
-    request: Request, terminal: Terminal, cluster: str | None = None, grace: float = GRACE
-) -> tuple[Request, int | None]:
+def start_or_join_ranks(request: Request, terminal: Terminal, cluster: str | None = None) -> tuple[Request, int | None]:
     """Start the ranks that the request needs, or join them; none for a Ray `cluster`, whose workers are not ranks.
 
-    After a signal, ranks that are started here have `grace` seconds to end.
     Returns the request of this process, alone or as one of several ranks, and None; where this process has started
     the ranks, their exit code. Raises SettingsError, RankMissing.
     """
@@ -173,6 +170,6 @@ def start_or_join_ranks(
             raise SettingsError(message, "leave one out")
         return request, None
     if not request.dry_run and (count := ranks_to_start(request.settings)):
-        return request, launch(count, request.settings, request.home, terminal, grace)
+        return request, launch(count, request.settings, request.home, terminal)
     group, settings = join_group(request.settings)
     return replace(request, settings=settings, group=group), None

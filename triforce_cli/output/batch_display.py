@@ -13,11 +13,9 @@ from .progress import ProgressDisplay, RunFacts
 from .tables import SEPARATOR, Segment, fitted
 from .terminal import Terminal
 
-_LABELS = 30  # cells that are kept for the labels of running sequences
-
 
 class BatchDisplay(ProgressDisplay):
-    """A status line for all sequences: `3 of 12 done · 4 running · reading 1,024/5,000 tokens · 35/s · …`.
+    """A status line for all sequences: `3 of 12 done · 1:20 left · 4 running · 3,110 tokens · 35/s`.
 
     Attributes:
         failed: sequences, of those done, that have an error in the place of a text.
@@ -26,13 +24,12 @@ class BatchDisplay(ProgressDisplay):
     def __init__(self, terminal: Terminal, shown: bool = True, has_file: bool = False) -> None:
         """`has_file`: all texts go to a file."""
         super().__init__(terminal, shown)
-        self._running: list[RunFacts] = []
+        self._running: list[Meter] = []
         # Text that comes back to the screen through a pipe cannot be drawn around.
         self._may_draw = has_file or terminal.stdout_is_terminal or not terminal.text_may_show
         self.failed = 0
         self._known = self._done = self._skipped = self._tokens = self._read = 0
         self._started_at: float | None = None  # when the first sequence began
-        self._first_at: float | None = None  # when the first token came
 
     def expect(self, count: int) -> None:
         """Count sequences that are known to follow."""
@@ -49,21 +46,17 @@ class BatchDisplay(ProgressDisplay):
         self._done += not has_run
 
     def count(self, new_tokens: int, prompt_tokens: int) -> None:
-        """Count a sequence as done that another process has generated."""
+        """Count a sequence as done."""
         self._started_at = self._started_at or time.monotonic()
-        self._first_at = self._first_at or self._started_at
-        self._add(new_tokens, prompt_tokens)
-        self._draw()
-
-    def end(self, meter: Meter) -> None:
-        """Count a sequence as done, whose events `meter` has observed."""
-        self._running = [facts for facts in self._running if facts.meter is not meter]
-        self._add(meter.new_tokens, 0 if meter.finish_reason is None else meter.prompt_tokens)
-
-    def _add(self, new_tokens: int, prompt_tokens: int) -> None:
         self._done += 1
         self._tokens += new_tokens
         self._read += prompt_tokens
+        self._show()
+
+    def end(self, meter: Meter) -> None:
+        """Count a sequence as done, whose events `meter` has observed."""
+        self._running = [running for running in self._running if running is not meter]
+        self.count(meter.new_tokens, 0 if meter.finish_reason is None else meter.prompt_tokens)
 
     @property
     def results(self) -> int:
@@ -72,16 +65,14 @@ class BatchDisplay(ProgressDisplay):
 
     def start(self, facts: RunFacts) -> None:
         self._started_at = self._started_at or time.monotonic()
-        self._running.append(facts)
+        self._running.append(facts.meter)
 
     def event(self, event: Event) -> None:
-        if self._first_at is None and any(facts.meter.new_tokens for facts in self._running):
-            self._first_at = time.monotonic()
-        self._draw()
+        self._show()
 
-    def _draw(self) -> None:
+    def _show(self) -> None:
         if self._may_draw:
-            self.status(self._line)
+            self.status(self.line)
 
     def statistics(self, how: str) -> str:
         """Return what was done in one line, which ends with `how`: how many ran together."""
@@ -91,23 +82,16 @@ class BatchDisplay(ProgressDisplay):
         done, read = f"{counted(self.results, 'request')} done{failed}", f"{counted(self._read, 'token')} read"
         return SEPARATOR.join([done, read, f"{self._tokens:,} written in {duration(seconds)}{speed}", how])
 
-    def _line(self) -> Text:
-        now, meters = time.monotonic(), [facts.meter for facts in self._running]
+    def line(self) -> Text:
+        """Return the status line."""
+        seconds = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        tokens = self._tokens + sum(meter.new_tokens for meter in self._running)
         segments = [Segment(f"{self._done} of {self._known} done", "bold")]
         if self.failed:
             segments.append(Segment(f"{self.failed:,} failed", "red"))
-        if (generated := self._done - self._skipped) and self._started_at is not None:
-            left = (now - self._started_at) / generated * (self._known - self._done)  # if the others take as long
-            segments.append(Segment(time_left(left), "cyan", dropped=1))
-        segments.append(Segment(f"{len(meters)} running"))
-        if reading := [meter for meter in meters if meter.prefilled_tokens < meter.prompt_tokens]:
-            done = sum(meter.prefilled_tokens for meter in reading)
-            total = sum(meter.prompt_tokens for meter in reading)
-            segments.append(Segment(f"reading {done:,}/{total:,} tokens", dropped=1))
-        tokens = self._tokens + sum(meter.new_tokens for meter in meters)
-        if self._first_at is not None and now > self._first_at:
-            segments.append(Segment(rate(tokens / (now - self._first_at)), "cyan", dropped=1))
-        segments.append(Segment(counted(tokens, "token"), dropped=2))
-        labels = "; ".join(facts.label for facts in self._running if facts.label)
-        line = fitted(segments, self._terminal.size()[0] - 1 - min(len(labels), _LABELS))
-        return line.append(f"{SEPARATOR}{labels}") if labels else line  # cut at the terminal's edge
+        if (generated := self._done - self._skipped) and seconds:  # the others may take as long
+            segments.append(Segment(time_left(seconds / generated * (self._known - self._done)), "cyan"))
+        segments += [Segment(f"{len(self._running)} running"), Segment(counted(tokens, "token"), dropped=1)]
+        if tokens and seconds:
+            segments.append(Segment(rate(tokens / seconds), "cyan", dropped=1))
+        return fitted(segments, self._terminal.size()[0] - 1)

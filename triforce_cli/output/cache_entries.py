@@ -1,17 +1,16 @@
 """The entries of the prompt cache as text."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from rich.text import Text
 
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder
 from offload.settings.kv_formats import BF16
-from offload.units import counted, size_text
+from offload.units import size_text
 
-from .cursor import visible
 from .tables import Column, lines_text, table
+from .text_layout import visible
 
 _COLUMNS = (
     Column("id", style="cyan"),
@@ -53,26 +52,3 @@ def _row(entry: Entry, now: float) -> tuple[str, ...]:
 def _ago(seconds: float) -> str:
     """Return an age such as `3 d` or `12 min`, in the largest unit of which there is at least one."""
     return next((f"{int(seconds // size)} {name}" for size, name in _STEPS if seconds >= size), "now")
-
-
-def details(entry: Entry, now: float) -> str:
-    """Return a line for each fact of an entry."""
-    rows = {
-        "id": entry.id,
-        "model": visible(entry.model),
-        "prompt": visible(entry.label),
-        "kv": entry.kv,
-        "tokens": f"{entry.tokens:,}",
-        "prompts": f"{entry.prompts:,}",
-        "size": f"{size_text(entry.size)} in {counted(len(entry.blocks), 'block')}",
-        "created": _moment(entry.created, now),
-        "used": _moment(entry.used, now),
-        "folder": str(entry.blocks[0].path.parent),
-    }
-    width = max(map(len, rows))
-    return "".join(f"{name:<{width}}  {text}\n" for name, text in rows.items())
-
-
-def _moment(then: float, now: float) -> str:
-    age = _ago(now - then)
-    return f"{datetime.fromtimestamp(then):%Y-%m-%d %H:%M} ({age if age == 'now' else f'{age} ago'})"

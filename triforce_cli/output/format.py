@@ -60,3 +60,9 @@ def milliseconds(seconds: float) -> str:
 def percent(fraction: float) -> str:
     """Return `83 %`."""
     return f"{100 * fraction:.0f} %"
+
+
+def gained(speedup: float) -> str:
+    """Return `about 1.4 times plain decoding`; "" where it is as fast."""
+    times = f"{speedup:.1f}" if speedup < 9.95 else f"{speedup:.0f}"
+    return "" if times == "1.0" else f"about {times} times plain decoding"

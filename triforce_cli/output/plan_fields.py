@@ -13,9 +13,7 @@ from offload.settings.placement_settings import PLANES
 from offload.units import GIB
 
 if TYPE_CHECKING:  # every command imports this module, and few of them plan
-    from offload.planning.batch import Batches
     from offload.planning.plan import Plan
-    from offload.planning.suggestions import Suggestion
 
 
 _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2", "middle", "tree", "tree_sampling")
@@ -26,8 +24,8 @@ def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
     """Return the whole line of `triforce <command>`: the words that were typed, with the plan's options."""
     flags = flags_of(plan)
     options = list(zip(flags[::2], flags[1::2], strict=True))
-    if any(word.partition("=")[0] == "--profile" for word in words):  # a file perhaps, which its name does not find
-        options = [option for option in options if option[0] != "--profile"]
+    if any(word.partition("=")[0] in ("--gpu", "--profile") for word in words):  # perhaps a file
+        options = [option for option in options if option[0] != "--gpu"]
     return repeated(command, words, *options)
 
 
@@ -58,7 +56,7 @@ def flags_of(plan: Plan) -> list[str]:
     # "none" would keep the weights on the device too
     mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < inputs.shape.layers else plan.offload
     mode = "auto" if plan.placed.uses_disk else mode
-    flags = ["--model", inputs.model, "--profile", inputs.hardware.name, "--offload", mode]
+    flags = ["--model", inputs.model, "--gpu", inputs.hardware.name, "--offload", mode]
     if plan.offload != "none" and not plan.placed.uses_disk:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
@@ -93,7 +91,7 @@ def _size(size: int | None) -> str | None:
     return size if size is None else f"{size // GIB}GiB" if size % GIB == 0 else str(size)
 
 
-def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
+def plan_fields(plan: Plan, suggestions: Sequence[str] = ()) -> dict[str, Any]:
     inputs, where, experts = plan.inputs, plan.placed, plan.inputs.shape.experts
     return {
         "model": inputs.model,
@@ -119,7 +117,7 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "ttft": asdict(plan.ttft),
         "speedup": plan.speedup,
         "flags": flags_of(plan) if plan.fits else [],
-        "ways_out": [suggestion.text for suggestion in suggestions],
+        "ways_out": list(suggestions),
     } | _predicted(plan)
 
 
@@ -133,14 +131,3 @@ def _predicted(plan: Plan) -> dict[str, Any]:
         **{name: {**asdict(speed), "tokens_per_s": 1 / speed.tbt.seconds} for name, speed in speeds.items()},
         "missing": plan.shortage() or None,
     }
-
-
-_BATCH = ("sequences", "fits", "plain_tokens_per_s", "tokens_per_s", "plain_gain", "gain", "speedup")
-
-
-def batch_fields(batches: Batches | None) -> dict[str, Any] | None:
-    """Return the fields of plans for batches; None without any."""
-    if batches is None:
-        return None
-    sizes = [_predicted(batch.together) | {name: getattr(batch, name) for name in _BATCH} for batch in batches.plans]
-    return {"fitting_sequences": batches.fitting, "shared_prefix": batches.shared, "sizes": sizes}

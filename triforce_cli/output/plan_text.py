@@ -12,21 +12,19 @@ from offload.settings.kv_formats import PLAIN_KV
 from offload.units import GIB, counted, size_text
 
 from ..signals import DONE, FAILED
-from .cursor import visible
 from .format import duration, milliseconds
-from .plan_fields import batch_fields, command_line, plan_fields
+from .plan_fields import command_line, plan_fields
 from .stdout_formats import json_line
 from .tables import Column, hanging, lines_text, table
 from .terminal import Terminal
+from .text_layout import visible
 
 if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.hardware.calibration import Measured
     from offload.hardware.profiles import Profile
-    from offload.planning.batch import Batches, BatchPlan
     from offload.planning.inputs import PlanInputs
     from offload.planning.latency import Decoding
     from offload.planning.plan import Plan
-    from offload.planning.suggestions import Suggestion
 
 _INDENT = 11  # cells of the names of facts
 
@@ -36,22 +34,20 @@ class PlanReport:
     """A plan and what is printed beside it.
 
     Args:
-        suggestions: changes that would fit, if the plan does not.
+        suggestions: in words, changes that would fit, if the plan does not.
         measured: where the plan's rates come from, if not from a data sheet.
         profile: printed beside the plan in JSON.
         source: where a well-known model's weights come from, with its licence.
         arguments: the words of the command line, to which the plan's options are added.
-        batches: plans for several sequences together, if they were asked for.
         sibling: a well-known model that could draft for the plan's, which has no draft model.
     """
 
     plan: Plan
-    suggestions: Sequence[Suggestion] = ()
+    suggestions: Sequence[str] = ()
     measured: Measured | None = None
     profile: Profile | None = None
     source: str = ""
     arguments: Sequence[str] = ()
-    batches: Batches | None = None
     sibling: str | None = None
 
 
@@ -62,7 +58,7 @@ class PlanComparison:
     `measured` gave the rates of the profiles named in `measured_names`.
     """
 
-    plans: Sequence[tuple[Plan, Sequence[Suggestion]]]
+    plans: Sequence[tuple[Plan, Sequence[str]]]
     measured: Measured | None
     measured_names: Sequence[str]
 
@@ -76,8 +72,7 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
     if json:
         profile = {} if report.profile is None else {"profile": asdict(report.profile)}
         measured = report.measured and asdict(report.measured)
-        fields = plan_fields(plan, report.suggestions) | {"batch": batch_fields(report.batches)}
-        fields |= {"draft_model": report.sibling}
+        fields = plan_fields(plan, report.suggestions) | {"draft_model": report.sibling}
         terminal.write(json_line(type="plan", **profile, measured=measured, plan=fields))
     else:
         text = plan_text(report, terminal.table_width)
@@ -105,19 +100,18 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
     return DONE
 
 
-def suggestions_text(suggestions: Sequence[Suggestion]) -> str:
+def suggestions_text(suggestions: Sequence[str]) -> str:
     """Return the suggestions in one line, for a hint."""
-    return "; or ".join(change.text for change in suggestions) or "use a smaller model, or other hardware"
+    return ", or ".join([*suggestions, "a smaller model, or other hardware (`triforce profile --compare`)"])
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> Text:
     """Return the whole plan, the verdict first; facts are wrapped to `width` cells, None for as many as they need."""
     plan = report.plan
-    text = lines_text([_verdict(plan, report.suggestions)], width)
+    text = lines_text([_verdict(plan)], width)
     text.append_text(facts_text([*_hardware(plan.inputs), *_about(report)], width)).append("\n")
     text.append_text(_memory_table(plan, width)).append("\n")
-    batches = () if report.batches is None else _batches(report.batches)
-    return text.append_text(facts_text([*_predictions(plan), *batches], width))
+    return text.append_text(facts_text(list(_predictions(plan)), width))
 
 
 def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
@@ -157,8 +151,8 @@ def facts_text(facts: Sequence[tuple[str, str]], width: int | None) -> Text:
     return Text("".join(f"{line}\n" for line in shown))
 
 
-def _verdict(plan: Plan, suggestions: Sequence[Suggestion]) -> str:
-    """Return whether a plan fits, in how much of each memory, with which weights, and else what would."""
+def _verdict(plan: Plan) -> str:
+    """Return whether a plan fits, in how much of each memory, and with which weights."""
     inputs = plan.inputs
     used = [
         f"{tier.total / GIB:.1f}{'' if tier.limit is None else f' of {tier.limit / GIB:.1f}'} GiB of {name}"
@@ -168,9 +162,7 @@ def _verdict(plan: Plan, suggestions: Sequence[Suggestion]) -> str:
     weights = f"weights rounded to {inputs.quantize}" if inputs.quantize else "quantised weights"
     weights = weights if inputs.is_quantized else "fp32" if inputs.itemsize == 4 else inputs.hardware.dtype
     kv = "" if inputs.kv_format is PLAIN_KV else f", {inputs.kv} keys and values"
-    text = f"{'fits' if plan.fits else 'does not fit'}: {', '.join([*used, weights + kv])}"
-    changes = ", or ".join(suggestion.change for suggestion in suggestions)
-    return f"{text}; would fit with {changes}" if changes else text
+    return f"{'fits' if plan.fits else 'does not fit'}: {', '.join([*used, weights + kv])}"
 
 
 def _about(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -268,26 +260,3 @@ def _placement(plan: Plan) -> str:
         text = f"{plan.offload}: KV {of} resident"
         text += f", the host attends to {100 * plan.host_share:.0f} % of the rest" if plan.offload == "hybrid" else ""
     return text + (f"; weights of {where.weight_layers} of {layers} layers" if where.weight_layers < layers else "")
-
-
-def _batches(batches: Batches) -> Iterator[tuple[str, str]]:
-    """Yield how many sequences fit together, and for each size throughput, and what the batch brings."""
-    from offload.planning.batch import MOST_SEQUENCES
-
-    shared = f", with a common beginning of {counted(batches.shared, 'token')}" if batches.shared else ""
-    fitting = "how many sequences fit is not known, as the memory is not"
-    if batches.fitting is not None:
-        more = " or more" if batches.fitting == MOST_SEQUENCES else ""
-        fitting = f"{counted(batches.fitting, 'sequence')}{more} fit{'s' * (batches.fitting == 1)} together"
-    yield "batches", fitting + shared
-    for batch in batches.plans:
-        yield f"batch {batch.sequences}", _throughput(batch) if batch.fits else batch.together.shortage()
-
-
-def _throughput(batch: BatchPlan) -> str:
-    """Return tokens a second of all sequences, plainly and by the method, and relative to one after the other."""
-    plain = f"plain {batch.plain_tokens_per_s:,.1f} tokens/s, {batch.plain_gain:.2f}x one after the other"
-    method = batch.together.chosen.method
-    if method == "ar":
-        return plain if batch.alone.chosen.method == "ar" else f"{plain}; speculation does not pay"
-    return f"{plain}; {method} {batch.tokens_per_s:,.1f}, {batch.gain:.2f}x; {batch.speedup:.2f}x plain"

@@ -17,8 +17,6 @@ from .stdout_formats import JsonOutput, Output, PartOutput, TextOutput
 from .terminal import Terminal
 from .turns import Part, Perform, Section, at_once
 
-_PART_LINES = 10  # of statistics in a log, for all parts of a document
-
 
 class Renderer:
     """An output on stdout, with a display on stderr and the statistics after it; `quiet` keeps stderr silent.
@@ -43,14 +41,13 @@ class Renderer:
         """
         self._terminal, self._output, self._part = terminal, output, part
         self._quiet, self._verbose = quiet, verbose
-        self._display = display or ProgressDisplay(terminal, shown=not quiet)
+        self._display = display or ProgressDisplay(terminal, not quiet, verbose)
         self._perform = perform
         self._meter = Meter(0)  # until `start` gives the generation's
 
     def section(self, section: Section) -> None:
         """Begin one of several answers, whose events follow."""
         self._display.hide()
-        self._terminal.use_file(section.file)
         self._terminal.write(self._output.section(section))
 
     def truncated(self, fields: Mapping[str, Any]) -> None:
@@ -137,15 +134,9 @@ class Renderer:
                 self._terminal.note(verification_line(summary.verify))
 
     def _reports(self, summary: Summary) -> bool:
-        """Return whether the statistics are printed: of parts, which may be many, of one in each tenth of them.
-
-        Where progress is drawn, its line has said how far the parts are.
-        """
-        part = self._part
-        if part is None or self._verbose or summary.finish_reason == "interrupted":
-            return True
-        ends_tenth = (_PART_LINES * part.number) // part.parts > (_PART_LINES * (part.number - 1)) // part.parts
-        return ends_tenth and not self._terminal.shows_progress
+        """Return whether the statistics are printed: of a part, only where no line has shown its progress."""
+        is_shown = self._part is not None and self._terminal.shows_progress
+        return self._verbose or not is_shown or summary.finish_reason == "interrupted"
 
     def interrupt(self, summary: Summary) -> None:
         """End the output after Ctrl-C, with partial statistics."""
@@ -168,8 +159,9 @@ class Renderer:
 def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool, show_thinking: bool = False) -> Renderer:
     """Return the renderer of JSON lines or of text, with the spinner of the start.
 
-    It is shown from here on: importing torch takes seconds.
+    It is shown from here on: importing torch takes seconds. Text is wrapped on a terminal, JSON is not.
     """
+    terminal.wraps = not json
     renderer = Renderer(terminal, JsonOutput() if json else TextOutput(show_thinking), quiet, verbose)
     renderer.loading("starting")
     return renderer

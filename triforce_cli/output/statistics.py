@@ -6,7 +6,7 @@ from typing import Any
 from offload.metrics import Summary
 from offload.units import GIB, counted
 
-from .format import accepted, duration, milliseconds, percent, rate, size
+from .format import accepted, duration, gained, milliseconds, percent, rate, size
 from .tables import SEPARATOR
 
 INDENT = 10  # cells of the names in `detail_lines`
@@ -32,22 +32,18 @@ def reading(summary: Summary) -> str:
         text = f"{summary.prefilled_tokens:,} of {text}"
     if summary.prefill_s is not None and summary.prefilled_tokens:  # else it is the time of the preparations alone
         text += f" in {duration(summary.prefill_s)}"
-    return f"{text} ({summary.cached_tokens:,} from the cache)" if summary.cached_tokens else text
+    cache = [f"{summary.cached_tokens:,} from the cache"] if summary.cached_tokens else []
+    cache += [f"{summary.saved_tokens:,} cached for later"] if summary.saved_tokens else []
+    return f"{text} ({', '.join(cache)})" if cache else text
 
 
 def _written(summary: Summary) -> str:
     text = f"{summary.new_tokens:,} written"
     text += f" ({summary.thinking_tokens:,} of thinking)" if summary.thinking_tokens else ""
     if summary.tokens_per_s is not None:
-        gain = "" if summary.speedup is None else f", {gained(summary.speedup)}"
-        text += f" at {rate(summary.tokens_per_s)}{gain}"
+        gain = "" if summary.speedup is None else gained(summary.speedup)
+        text += f" at {rate(summary.tokens_per_s)}" + (f", {gain}" if gain else "")
     return f"{text} in a batch of {summary.batch_size:.1f}" if (summary.batch_size or 1) > 1 else text
-
-
-def gained(speedup: float) -> str:
-    """Return `about 1.4 times plain decoding`, or that it is as fast."""
-    times = f"{speedup:.1f}" if speedup < 9.95 else f"{speedup:.0f}"
-    return "as fast as plain decoding" if times == "1.0" else f"about {times} times plain decoding"
 
 
 def detail_lines(summary: Summary) -> list[str]:

@@ -55,11 +55,9 @@ class TextOutput(Output):
     def __init__(self, show_thinking: bool = False) -> None:
         """`show_thinking`: the model's thoughts are a part of the text, between their marks."""
         self.thinks_aside = not show_thinking
-        self._sections = self._file = 0
+        self._sections = 0
 
     def section(self, section: Section) -> str:
-        if section.file != self._file:
-            self._sections, self._file = 0, section.file
         self._sections += 1
         blank = "\n" if self._sections > 1 else ""
         return blank + "".join(f"{heading}\n\n" for heading in section.headings)

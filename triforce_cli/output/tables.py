@@ -10,7 +10,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from .cursor import visible
+from .text_layout import visible
 
 SEPARATOR = " · "  # between the segments of a line
 _GAP = 2  # cells between two columns

@@ -1,36 +1,29 @@
 """The standard streams and their terminal; all output goes through here.
 
-stdout carries the generated text, unchanged; everything else is a line on stderr.
+stdout carries the generated text; everything else is a line on stderr. Pipes and files get the text unchanged.
 """
 
 import os
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
-from .cursor import Cursor, visible
 from .output_files import whole_file
 from .tables import hanging
+from .text_layout import TextLayout, visible
 
 _RED, _YELLOW, _CYAN, _DIM = "1;31", "1;33", "1;36", "2"
 _NO_STREAM = (AttributeError, OSError, ValueError)  # raised by no stream at all, one in memory, or a closed one
-
-
-class _VisibleConsole(Console):
-    """A rich console that makes control characters visible: the texts it draws have names of files and models."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 class Terminal:
@@ -40,7 +33,8 @@ class Terminal:
     A dumb terminal gets no status line and no escape sequences either.
 
     Attributes:
-        cursor: where the text on the screen has left the cursor.
+        wraps: whether text on a terminal is broken between words.
+        layout: where the text on the screen has left the cursor.
         before_line: called before a line is printed, to erase what is drawn on stderr.
         thought_open: stderr ends with a model's thoughts and no newline.
     """
@@ -66,37 +60,27 @@ class Terminal:
             _uses_color(color, self._environ, is_dumb, on_terminal)
             for on_terminal in (self.stderr_is_terminal, self.stdout_is_terminal)
         )
-        self.cursor = Cursor(self.size()[0])
+        self.wraps = False
+        self.layout = TextLayout(lambda: self.table_width or self.size()[0])
         self.before_line: Callable[[], None] | None = None
         self.thought_open = False
-        self._files: list[IO[str]] = []  # in the place of stdout
         self._line_open = False  # on the screen
         self._text_open = False  # stdout does not end with a newline
 
     @contextmanager
-    def writing_to(self, paths: Sequence[Path]) -> Iterator[None]:
-        """Write to files in the place of stdout, to the first one until `use_file`; without any, write to stdout.
-
-        The files are replaced at the end. Raises OSError.
-        """
-        if not paths:
+    def writing_to(self, path: Path | None) -> Iterator[None]:
+        """Write to a file in the place of stdout, which is replaced at the end; None for stdout. Raises OSError."""
+        if path is None:
             yield
             return
         before = self._stdout, self.stdout_is_terminal, self.stdout_color
-        with ExitStack() as opened:
-            self._files = [opened.enter_context(whole_file(path)) for path in paths]
-            self._stdout, self.stdout_is_terminal, self.stdout_color = self._files[0], False, False
+        with whole_file(path) as file:
+            self._stdout, self.stdout_is_terminal, self.stdout_color = file, False, False
             try:
                 yield
             finally:
-                self._files = []
                 self._stdout, self.stdout_is_terminal, self.stdout_color = before
                 self._line_open = self._text_open = False
-
-    def use_file(self, number: int) -> None:
-        """Write to another one of several files; of one, or of none, it stays the same."""
-        if len(self._files) > 1 and self._stdout is not self._files[number]:
-            self._stdout, self._line_open, self._text_open = self._files[number], False, False
 
     @property
     def text_may_show(self) -> bool:
@@ -121,32 +105,18 @@ class Terminal:
         """The columns that a table on stdout may take; None where stdout is not a terminal."""
         return _size(self._stdout)[0] or 80 if self.stdout_is_terminal else None
 
-    def console(self) -> Console:
-        """Return a rich console on stderr that follows this terminal's colour choice alone."""
-        known = {name: self._environ[name] for name in ("TERM", "COLORTERM") if name in self._environ}
-        return _VisibleConsole(
-            file=self._stderr,
-            force_terminal=self.shows_progress,
-            color_system="auto" if self.color else None,
-            no_color=not self.color,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            _environ=known,  # or rich would read FORCE_COLOR and COLUMNS itself
-        )
-
     def write(self, text: str) -> None:
-        """Write text to stdout: UTF-8, flushed, never through rich; on a terminal, control characters made visible.
+        """Write text to stdout: UTF-8, flushed; on a terminal, as `laid_out` says.
 
         Raises BrokenPipeError if the reader has closed the pipe.
         """
-        if not text:
-            return
-        self.end_thought()
-        if self.stdout_is_terminal:
-            text = visible(text)
-            self._move(text)
-        self._put(text, text.endswith("\n"))
+        if text:
+            self.end_thought()
+            self.put(self.laid_out(text) if self.stdout_is_terminal else text)
+
+    def laid_out(self, text: str) -> str:
+        """Return text for the screen: control characters visible and, if the terminal `wraps`, broken between words."""
+        return self.layout.feed(text) if self.wraps else self.layout.unbroken(text)
 
     def print(self, text: Text) -> None:
         """Write the program's own styled text to stdout, coloured where colours are wanted there.
@@ -154,18 +124,13 @@ class Terminal:
         In columns, names of files and models must have gone through `visible` before: that makes some longer. Raises as
         `write`.
         """
-        if not self.stdout_color:
-            self.write(text.plain)
-            return
-        console = _VisibleConsole(
-            file=StringIO(), force_terminal=True, color_system="standard", width=10_000, _environ={}, highlight=False
-        )
-        with console.capture() as captured:
-            console.print(text, end="", soft_wrap=True)
-        self._put(captured.get(), text.plain.endswith("\n"))
+        self.put(rendered(text, self.stdout_color))
 
-    def _put(self, text: str, ends_line: bool) -> None:
-        self._line_open = self._text_open = not ends_line  # first: an interrupt may leave the rest in the buffer
+    def put(self, text: str) -> None:
+        """Write text to stdout as it is. Raises BrokenPipeError."""
+        if not text:
+            return
+        self._line_open = self._text_open = not text.endswith("\n")  # first: an interrupt may leave some in the buffer
         raw = getattr(self._stdout, "buffer", None)
         if raw is None:
             self._stdout.write(text)
@@ -173,46 +138,46 @@ class Terminal:
             raw.write(text.encode("utf-8", errors="replace"))
         self._stdout.flush()
 
-    def _move(self, text: str) -> None:
-        """Move the cursor as this text on the screen does."""
-        self.cursor.resize(self.size()[0])
-        self.cursor.feed(text)
-
     def think(self, text: str) -> None:
-        """Write a model's thoughts to stderr, dimmed where colours are wanted; what follows begins a line."""
-        if self.stderr_is_terminal:
-            text = visible(text)
-            self._move(text)
-        self.thought_open = not text.endswith("\n")
-        self.draw(f"\x1b[{_DIM}m{text}\x1b[0m" if self.color else text)
+        """Write a model's thoughts, as laid out, to stderr, dimmed where colours are wanted."""
+        self.thought_open = not text.endswith("\n") or self.layout.holds_word
+        self.draw(self._dimmed(text))
 
     def end_thought(self) -> None:
         """End the line of a model's thoughts, if one is open, and leave one blank."""
         if self.thought_open:
             self.thought_open = False
-            self.draw("\n\n")
-            if self.stderr_is_terminal:
-                self._move("\n\n")
+            self.draw(self._dimmed(self.layout.rest()) + "\n\n")
+            self.layout.feed("\n")
+
+    def _dimmed(self, text: str) -> str:
+        return f"\x1b[{_DIM}m{text}\x1b[0m" if self.color and text else text
 
     def end_line(self) -> None:
         """End the line that the text has left open on the screen; files and pipes are not changed."""
+        if self.stdout_is_terminal:
+            self.put(self.layout.rest())
         if self.stdout_is_terminal and self._line_open:
-            self.write("\n")
+            self.put(self.laid_out("\n"))
         elif self._line_open and self.stderr_is_terminal and self.text_may_show:
             self._line_open = False
             self.draw("\n")  # on stderr: what goes through the pipe stays exact
 
     def end_text(self) -> None:
         """End the complete text with a newline, in files and pipes too, unless it has one or is empty."""
+        self.end_line()
         if self._text_open:
             self.write("\n")
-        self.end_line()
 
     def after_ctrl_c(self) -> None:
-        """Begin a new line on stderr: the terminal has echoed ^C into the current one."""
-        self.end_thought()
-        if self.stderr_is_terminal and not (self.stdout_is_terminal and self._line_open):
+        """Erase the ^C that the terminal has echoed behind the text; begin a new line where its place is unknown."""
+        if not self.stderr_is_terminal:
+            return
+        if not self.shows_progress or not self.layout.exact or (self._line_open and not self.stdout_is_terminal):
             self.draw("\n")
+            return
+        column = self.layout.column
+        self.draw(f"\r\x1b[{column}C\x1b[K" if column else "\r\x1b[K")
 
     def note(self, text: str, indent: int = 0) -> None:
         """Print one line to stderr. On a terminal, this and all messages are wrapped between words.
@@ -257,6 +222,22 @@ class Terminal:
             encoding = getattr(self._stderr, "encoding", None) or "utf-8"
             self._stderr.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
             self._stderr.flush()
+
+
+def rendered(text: Text, color: bool) -> str:
+    """Return styled text with or without its colours, control characters made visible."""
+    if not color:
+        return visible(text.plain)
+    console = Console(file=StringIO(), _environ={})
+    return "".join(_colored(visible(part.text), part.style) for part in text.render(console, end=""))
+
+
+def _colored(text: str, style: Style | None) -> str:
+    """Return text in a style that ends with each line."""
+    if style is None:
+        return text
+    lines = (style.render(line, color_system=ColorSystem.STANDARD) if line else "" for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def _uses_color(choice: str, environ: Mapping[str, str], is_dumb: bool, on_terminal: bool) -> bool:

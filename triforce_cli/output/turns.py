@@ -75,12 +75,11 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """An answer's document and question. `headings` stand above it in text; `file` is the number of its output file."""
+    """An answer's document and question. `headings` stand above it in text."""
 
     document: str
     question: str | None
     headings: tuple[str, ...] = ()
-    file: int = 0
 
     @property
     def label(self) -> str:
@@ -105,25 +104,21 @@ class Part:
         return f"{_file_names(self.document)}, part {self.number} of {self.parts}{later}"
 
 
-def sections(names: list[str], questions: list[str | None], apart: bool = False) -> list[list[Section]]:
-    """Return the section of each question, for each document; headings name what there are several of.
-
-    `apart`: each document has a file of its own, which needs no heading with its name.
-    """
+def sections(names: list[str], questions: list[str | None]) -> list[list[Section]]:
+    """Return the section of each question, for each document; headings name what there are several of."""
     return [
         [
             Section(
                 name,
                 question,
                 (
-                    *([f"# {_one_line(name)}"] if len(names) > 1 and not index and not apart else []),
+                    *([f"# {_one_line(name)}"] if len(names) > 1 and not index else []),
                     *([f"## {_one_line(question)}"] if len(questions) > 1 and question else []),
                 ),
-                number if apart else 0,
             )
             for index, question in enumerate(questions)
         ]
-        for number, name in enumerate(names)
+        for name in names
     ]
 
 

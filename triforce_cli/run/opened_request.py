@@ -9,10 +9,8 @@ from typing import Any
 
 from offload.api.loader import open_model
 from offload.api.opened_model import OpenModel
-from offload.engine import Engine
 from offload.errors import PromptError
 from offload.loading.tokenizers.tokenizer import EncodingProgress
-from offload.metrics import Meter
 from offload.parallel import ALONE
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import forgets
@@ -25,7 +23,7 @@ from ..options.config_file import settings_lines
 from ..options.declarations import AUTO
 from ..options.request import Request
 from ..options.settings import Settings
-from ..output.progress import DownloadBar, RunFacts
+from ..output.progress import DownloadBar
 from ..output.terminal import Terminal
 from .processor import peak_memory
 
@@ -112,11 +110,6 @@ class OpenedRequest:
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
         return replace(self, model=stretch(self.model, longest, terminal))
 
-    def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
-        """Return the facts that the display shows of a generation."""
-        names = self.settings.engine.model, self.settings.speculation.method
-        return RunFacts(*names, self.context, meter, label, lambda: engine.model.pass_tokens)
-
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
         """Return the fields of a run's summary that the meter does not know."""
         return {
@@ -149,8 +142,7 @@ class OpenedRequest:
             return
         rows = [(name, value, self._origin(name)) for name, value in self.resolved(new_tokens).items()]
         shown = [row for row in rows if verbose > 1 or row[-1] != "default"]
-        width = terminal.size()[0] if terminal.stderr_is_terminal else 120
-        for line in settings_lines(shown, width):
+        for line in settings_lines(shown):
             terminal.note(line)
         if len(shown) < len(rows):
             terminal.note(f"{counted(len(rows) - len(shown), 'more setting')} as by default (-vv lists all)")

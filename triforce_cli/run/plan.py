@@ -6,7 +6,7 @@ Real runs and dry runs plan here alike. Torch is imported only where a model has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +16,12 @@ from offload.architecture.dims import Dimensions, WeightBits
 from offload.architecture.pages import copy_bytes_for
 from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
-from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
 from offload.hardware.rates import Hardware, describe, on_threads, with_link
 from offload.planning.inputs import PlanInputs
 from offload.planning.plan import Plan, make_plan
-from offload.planning.suggestions import Suggestion, suggestions
+from offload.planning.suggestions import suggestions
 from offload.settings.kv_formats import AUTO as AUTO_KV
 from offload.settings.kv_formats import BF16, KV_FORMATS, PACKED_DIMS, PACKED_KV, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
@@ -95,19 +94,10 @@ def is_one_memory(device: str, placement: Placement) -> bool:
     return device == "cpu" and placement.link_gb_s is None and placement.disk is None
 
 
-def plan_with_suggestions(inputs: PlanInputs) -> tuple[Plan, tuple[Suggestion, ...]]:
-    """Return the plan, and changes that would fit if it does not."""
+def plan_with_suggestions(inputs: PlanInputs) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan, and changes that would fit if it does not, in words."""
     plan = make_plan(inputs)
-    return plan, () if plan.fits else suggestions(plan.inputs, list(_shipped_hardware()))
-
-
-def _shipped_hardware() -> Iterator[Hardware]:
-    """Yield the hardware of the profiles that come with the program and have rates."""
-    for name in profiles.available():
-        try:
-            yield describe(profiles.load(name))
-        except SettingsError:
-            continue
+    return plan, () if plan.fits else tuple(text for text, _ in suggestions(plan.inputs))
 
 
 def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> PlanReport:
@@ -268,7 +258,7 @@ def rated_profile(device: torch.device, profile: Profile, measured: Measured | N
         import torch
 
         raise undescribed([torch.cuda.get_device_name(device)])
-    return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # the name that --profile takes
+    return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # the name that --gpu takes
 
 
 def this_machine(device: torch.device, profile: Profile, local_ranks: int = 1, disk: str | None = None) -> Hardware:

@@ -1,7 +1,7 @@
 """Plans by names of profiles and models, with neither the GPU nor the weights: also which model has room for a text."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
 from offload.loading.hub.download import (
-    cached_models,
     describe_source,
     dimensions,
     draft_dimensions,
@@ -24,7 +23,6 @@ from offload.loading.hub.download import (
 )
 from offload.loading.hub.registry import HUB_MODELS, draft_error
 from offload.planning.plan import Plan, make_plan
-from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL
 from offload.settings.kv_formats import BF16, KV_FORMATS, PLAIN_KV
 from offload.system.machine import free_host_memory, usable_cores
@@ -91,7 +89,7 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
         raise profiles.undescribed(target.found)
     rated = applied(profile, measured, target.found)
     hardware = hardware_of(rated, target.found)
-    if profile.name not in profiles.available():  # --profile takes the file's path, or "auto" without a profile
+    if profile.name not in profiles.available():  # --gpu takes the file's path, or "auto" without a profile
         hardware = replace(hardware, name=target.name)
     plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
     source = describe_source(plan.inputs.model)
@@ -127,9 +125,7 @@ def hardware_of(profile: Profile, found: Sequence[str]) -> Hardware:
     return describe(profile, free_host_memory(), usable_cores()) if is_here else describe(profile)
 
 
-def _plan(
-    profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool
-) -> tuple[Plan, tuple[Suggestion, ...]]:
+def _plan(profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
     settings = resolve_with(options.flags, options.origins, profile)
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
@@ -156,7 +152,7 @@ def _check_extension(model: str, shape: Any, tokens: int, may_extend: bool) -> N
         raise PromptError(
             f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {model}",
             f"use --context {shape.context} or less,{extend} --model with a longer context, or "
-            "`triforce summarize --map-reduce`",
+            "`triforce summarize`, which reads a long text in parts",
         )
 
 
@@ -177,8 +173,7 @@ def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensio
     return shape
 
 
-PATIENCE = 1800  # seconds: a model that reads longer before its first word is not taken without being asked for
-_WANTED = 600  # seconds until the first word; of the models that take no longer, the largest is the best
+_PATIENCE = 300  # seconds until the first word: a model that reads longer is no advice
 _CONTINUE_ONLY = {"Yi-6B-200K", "Yi-34B-200K"}  # models without a chat template
 _HINDRANCES = "gated", "pickled"  # in the notes of models that a plan does not choose by itself
 
@@ -189,46 +184,25 @@ class LongModel:
 
     name: str
     ttft_s: float
-    parameters: int
-
-
-def cached_model(tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
-    """Return the best model in the hub's cache for a sequence of `tokens`; None without one that reads it in time."""
-    model = long_model(cached_models(), tokens, settings, terminal)
-    return model if model is not None and model.ttft_s <= PATIENCE else None
+    download_bytes: int
 
 
 def known_model(tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
-    """Return the best well-known model for a sequence of `tokens` that --model fetches as it is; None without any."""
-    names = (
-        name
-        for name, model in HUB_MODELS.items()
-        if name not in _CONTINUE_ONLY and not any(word in model.note for word in _HINDRANCES)
-    )
-    return long_model(names, tokens, settings, terminal)
+    """Return the largest well-known model that reads `tokens` soon on this machine, and that --model fetches as it is.
 
-
-def long_model(names: Iterable[str], tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
-    """Return the best of some models for a sequence of `tokens`: the largest that is quick, else the quickest.
-
-    None if none has such a context and fits this machine's memory, or if no profile describes this machine.
+    None if none has such a context, fits the memory and is quick, or if no profile describes this machine.
     """
-    models = list(_fitting(names, tokens, settings, terminal))
-    if quick := [model for model in models if model.ttft_s <= _WANTED]:
-        return max(quick, key=lambda model: model.parameters)
-    return min(models, key=lambda model: model.ttft_s, default=None)
-
-
-def _fitting(names: Iterable[str], tokens: int, settings: Settings, terminal: Terminal) -> Iterator[LongModel]:
-    """Yield the models that have room for a sequence of `tokens` on this machine."""
-    for name in names:
+    found = []
+    for name, model in HUB_MODELS.items():
+        if name in _CONTINUE_ONLY or any(word in model.note for word in _HINDRANCES) or model.is_for_plans:
+            continue
         try:
-            shape = KNOWN[name] if name in KNOWN else dimensions(name)
-            plan = None if shape.context < tokens else _plan_here(name, tokens, settings, terminal)
+            plan = None if KNOWN[name].context < tokens else _plan_here(name, tokens, settings, terminal)
         except TriforceError:  # a model that is not supported, or a GPU that no profile describes
             continue
-        if plan is not None and plan.fits:
-            yield LongModel(name, plan.ttft.seconds, plan.inputs.shape.parameters)
+        if plan is not None and plan.fits and plan.ttft.seconds <= _PATIENCE:
+            found.append(LongModel(name, plan.ttft.seconds, 2 * plan.inputs.shape.parameters))  # in 16 bits
+    return max(found, key=lambda model: model.download_bytes, default=None)
 
 
 def _plan_here(name: str, tokens: int, settings: Settings, terminal: Terminal) -> Plan:

@@ -6,25 +6,22 @@ from contextlib import closing
 from dataclasses import replace
 
 from offload.engine import Engine
-from offload.metrics import Summary
+from offload.metrics import Meter, Summary
 from offload.prompt_cache.prompt import PromptCache
 from offload.settings.method_sizes import stored_tokens
 
-from ..input.documents import PromptText
 from ..options.checks import approximation_warnings, lossy_modes
-from ..options.request import OutputOptions, Request
+from ..options.request import OutputOptions
 from ..output.plan_text import print_plan
-from ..output.progress import ProgressDisplay
-from ..output.renderers import Renderer, tokenizing
+from ..output.progress import ProgressDisplay, RunFacts
+from ..output.renderers import Renderer
 from ..output.statistics import quantized_warning
 from ..output.terminal import Terminal
-from ..signals import DONE
 from .generation import Generation
-from .long_prompts import Notices, fit_prompt
-from .opened_request import OpenedRequest, Prompt, open_request
+from .opened_request import OpenedRequest, Prompt
 from .parallel import check_parallel
 from .plan import packed_by_plan, plan_run, plan_tiers
-from .prompt_cache import LABEL, open_prompt_cache, short_label
+from .prompt_cache import open_prompt_cache, short_label
 from .verify import compare, refuse_loss, verification_fields
 
 Display = Renderer | ProgressDisplay  # shows that a model is being loaded
@@ -85,14 +82,16 @@ class Run:
         self.engine.limit_batches(room)
         self._load_s = opened.open_s + time.perf_counter() - started
 
-    def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
-        """Generate for a prompt, rendering events as they come; return the whole text.
+    def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> Meter:
+        """Generate for a prompt, rendering events as they come; return the meter, which has the whole text.
 
         `label` names the part of a document, where this is one. On Ctrl-C, partial statistics are rendered and
         KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
         """
         self.prepare(prompt, renderer)
-        return self.finish_writing(self.begin(prompt, renderer, label))
+        generation = self.begin(prompt, renderer, label)
+        self.finish_writing(generation)
+        return generation.meter
 
     def prepare(self, prompt: Prompt, renderer: Renderer) -> None:
         """Warn of lossy modes, with the first prompt."""
@@ -115,13 +114,15 @@ class Run:
         `opened`: a request for the same model, with sampling and limits of its own.
         """
         generation = Generation(opened or self._opened, prompt, renderer)
-        renderer.start(generation.opened.run_facts(generation.meter, self.engine, label))
+        method, engine = generation.opened.settings.speculation.method, self.engine
+        pass_tokens = lambda: engine.model.pass_tokens  # noqa: E731
+        renderer.start(RunFacts(generation.meter, prompt.new_tokens, method, label, pass_tokens))
         if self.prompt_cache is not None:
             self.prompt_cache.label = short_label(prompt.name or label)
         return generation
 
-    def finish_writing(self, generation: Generation, keep: Callable[[], None] = lambda: None) -> str:
-        """Generate all that is left; return and raise as `generate`. The generation keeps what Ctrl-C leaves.
+    def finish_writing(self, generation: Generation, keep: Callable[[], None] = lambda: None) -> None:
+        """Generate all that is left; raise as `generate`. The generation keeps what Ctrl-C leaves.
 
         `keep` is called with all text written and the end not yet rendered: who sees the end may rely on it.
         """
@@ -143,8 +144,7 @@ class Run:
         try:
             keep()
         finally:
-            text = self.finish(generation)
-        return text
+            self.finish(generation)
 
     def finish(self, generation: Generation, batch_size: float = 1.0) -> str:
         """Render the end of a generation, after its verification if that was asked for; return the whole text.
@@ -162,6 +162,8 @@ class Run:
     def summary(self, generation: Generation, batch_size: float = 1.0) -> Summary:
         """Return the summary of a generation, interrupted if it has not ended."""
         fields = generation.summary_fields()
+        if self.prompt_cache is not None and batch_size == 1:
+            fields["saved_tokens"] = self.prompt_cache.saved
         fields |= {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
         return generation.meter.summary(generation.meter.finish_reason or "interrupted", **fields)
 
@@ -180,27 +182,3 @@ class Run:
             raise
         renderer.finish(replace(summary, verify=verify))
         refuse_loss(verify)
-
-
-def run_generation(
-    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
-) -> int:
-    """Generate from one prompt, writing as it comes; return the exit code.
-
-    Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
-    """
-    request = request.about([text.document], text.parts)
-    opened = open_request(request, terminal, output.quiet)
-    ids = opened.encode(text.text, tokenizing(renderer))
-    if request.extend_context:
-        opened = opened.stretched([ids], terminal)
-    else:
-        opened, ids = fit_prompt(text, opened, ids, Notices(terminal, renderer, output.quiet))
-    prompt = opened.prompt(ids, text.text[:LABEL])
-    opened.print_settings(prompt.new_tokens, terminal, output.verbose)
-    run = Run(opened, prompt.length, terminal, output, renderer)
-    if request.dry_run:
-        return run.print_plan()
-    run.load()
-    run.generate(prompt, renderer)
-    return DONE

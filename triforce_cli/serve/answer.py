@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
+from offload.units import counted
 
+from ..output.format import duration
 from .errors import ApiError, api_error
 from .sequences import SequenceSettings, ServedModel, ServedSequence
 from .tools import CallDeltas
@@ -62,14 +64,16 @@ class Answer:
                 pass
         return self._head | {"choices": [choice.whole() for choice in self._choices], "usage": self._usage()}
 
-    async def streamed(self, with_usage: bool, report: Callable[[Exception], None]) -> AsyncIterator[str]:
+    async def streamed(
+        self, with_usage: bool, report: Callable[[Exception], None], counts_always: bool = False
+    ) -> AsyncIterator[str]:
         """Yield the server-sent events of a response. An error is the last one, as an error object.
 
-        `report` is called with an error that the client is not told. Comments tell how much of the prompt has been
-        read: they keep connections alive, and clients ignore them.
+        `counts_always`: each chunk has the tokens so far. `report` is called with an error that the client is not told.
+        Comments tell how much of the prompt has been read: they keep connections alive, and clients ignore them.
         """
         head = self._head | ({"object": "chat.completion.chunk"} if self._is_chat else {})
-        more = {"usage": None} if with_usage else {}
+        more: dict[str, Any] = {"usage": None} if with_usage else {}
         for choice in self._choices if self._is_chat else []:
             yield event_text(**head, choices=[choice.begin()], **more)
         try:
@@ -77,6 +81,7 @@ class Answer:
                 if isinstance(event, Prefilled | DraftPrefilled):
                     yield f": prefill {index} {event.done} {event.total}\n\n"
                 for part in self._choices[index].parts(event):
+                    more |= {"usage": self._usage()} if counts_always else {}
                     yield event_text(**head, choices=[part], **more)
             if with_usage:
                 yield event_text(**head, choices=[], usage=self._usage())
@@ -86,6 +91,16 @@ class Answer:
             yield event_text(**api_error(error).body())
             return
         yield "data: [DONE]\n\n"
+
+    def facts(self) -> str:
+        """Return in words how many tokens were read and written, and when the first one came."""
+        usage = self._usage()
+        firsts = [sequence.meter.summary("interrupted").ttft_s for sequence in self.sequences]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        read, written = counted(usage["prompt_tokens"], "token"), f"{usage['completion_tokens']:,}"
+        known = [first for first in firsts if first is not None]
+        first = f", the first after {duration(min(known))}" if known else ""
+        return f"{read} read ({cached:,} cached), {written} written{first}"
 
     def _usage(self) -> dict[str, Any]:
         """Return the tokens of the request; a prompt counts once, however many choices it has."""

@@ -17,10 +17,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from offload.short_repr import short_repr
+from offload.short_repr import short_repr, short_text
 
+from ..output.format import duration
 from .answer import Answer
 from .engine_thread import EngineThread
 from .errors import ApiError, api_error
@@ -31,7 +32,15 @@ from .server_metrics import ServerMetrics
 
 _PAGE = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_OPEN = {*_PAGE, "/health", "/ready"}  # need no key: nothing secret, and the page asks for the key itself
+_OPEN = {*_PAGE, "/health", "/v1/health", "/ready"}  # need no key: nothing secret, and the page asks for the key itself
+_WATCHED = _OPEN | {"/metrics"}
+_CHAT, _MODELS = "POST /v1/chat/completions", "GET /v1/models"
+_ELSEWHERE = {  # paths of other interfaces, and what to use here
+    **dict.fromkeys(("/v1/responses", "/v1/messages", "/api/chat"), f"use {_CHAT}"),
+    "/api/generate": "use POST /v1/completions",
+    "/v1/embeddings": "this server generates text and makes no embeddings",
+    **dict.fromkeys(("/api/tags", "/api/show"), f"use {_MODELS}"),
+}
 # The page runs its own script and style alone, and talks to its own server alone.
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
 _POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -43,8 +52,12 @@ def create_app(
     metrics: ServerMetrics,
     options: ServeOptions,
     report: Callable[[Exception], None],
+    say: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Return the application over a running engine. `report` is called with errors that clients are not told."""
+    """Return the application over a running engine.
+
+    `report` is called with errors that clients are not told, `say` with a line about each request.
+    """
     middleware = [Middleware(AuthenticationMiddleware, backend=_Keys(options), on_error=_refused)]
     if options.is_local:  # a page of another site could reach it by a name that it has made to point here
         hosts = ["localhost", "127.0.0.1", "::1", "[::1]", options.host]
@@ -52,6 +65,8 @@ def create_app(
     if options.origins:  # outside of the keys: a browser's preflight request has none
         allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=options.origins, **allowed))
+
+    middleware.insert(0, Middleware(_Log, say=say))
 
     async def failed(request: Request, error: Exception) -> Response:
         if not isinstance(error, ApiError):
@@ -61,6 +76,32 @@ def create_app(
     handlers: dict[Any, Any] = {ApiError: failed, HTTPException: _http_error, ClientDisconnect: _disconnected}
     routes = Endpoints(model, engine, metrics, options, report).routes()
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers | {Exception: failed})
+
+
+class _Log:
+    """Says what each request was and how long it took, but for those of the page and of who watches the server."""
+
+    def __init__(self, app: ASGIApp, say: Callable[[str], None]) -> None:
+        self._app, self._say = app, say
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, status = time.perf_counter(), 499  # of a client that has gone
+        state = scope.setdefault("state", {})
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            if status >= 400 or scope["path"] not in _WATCHED:
+                answer: Answer | None = state.get("answer")
+                facts = [] if answer is None else [answer.facts()]
+                path = short_text(scope["path"]) if scope["path"].isprintable() else short_repr(scope["path"])
+                facts = [f"{scope['method']} {path} {status}", *facts, duration(time.perf_counter() - began)]
+                self._say(" · ".join(facts))
 
 
 class _Keys(AuthenticationBackend):
@@ -111,16 +152,24 @@ class Endpoints:
         self._description = {"id": model.name} | facts | {"max_model_len": model.context}
 
     def routes(self) -> list[Route]:
-        return [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/completions", self._completion, methods=["POST"]),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{name:path}", self._described),
-            Route("/health", self._health),
-            Route("/ready", self._ready),
-            Route("/metrics", self._counts),
-            *(Route(path, self._page) for path in _PAGE),
+        both = [  # some clients leave /v1 out of the address
+            route
+            for prefix in ("/v1", "")
+            for route in (
+                Route(f"{prefix}/chat/completions", self._chat, methods=["POST"]),
+                Route(f"{prefix}/completions", self._completion, methods=["POST"]),
+                Route(f"{prefix}/models", self._models),
+                Route(f"{prefix}/models/{{name:path}}", self._described),
+                Route(f"{prefix}/health", self._health),
+            )
         ]
+        elsewhere = [Route(path, self._elsewhere, methods=["GET", "POST"]) for path in _ELSEWHERE]
+        watched = [Route("/ready", self._ready), Route("/metrics", self._counts)]
+        return [*both, *elsewhere, *watched, *(Route(path, self._page) for path in _PAGE)]
+
+    async def _elsewhere(self, request: Request) -> Response:
+        path = request.url.path
+        raise ApiError(404, f"{request.method} {path} is not there; {_ELSEWHERE[path]}", "not_found")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._description]})
@@ -163,8 +212,9 @@ class Endpoints:
         settings = await run_in_threadpool(self._model.sequences, wanted, request.user.display_name)
         answer = Answer(self._model, settings, wanted.choices)
         self._engine.submit(answer.sequences)
+        request.state.answer = answer
         if wanted.stream:
-            events = answer.streamed(wanted.usage, self._report)
+            events = answer.streamed(wanted.usage, self._report, wanted.counts_always)
             return _Events(events, lambda: self._engine.cancel(answer.sequences))
         try:
             return JSONResponse(await _unless_closed(request, answer.whole()))

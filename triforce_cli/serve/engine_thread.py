@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
+from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import InternalError, typed_error
 from offload.events import Finished
-from offload.parallel import Group
 
 from .errors import ApiError
-from .ranks import IDLE_S, lead
 from .sequences import ServedSequence
 
 
 class EngineThread:
     """Runs `Engine.generate_batch` for as long as the server lives. While there is nothing to do the thread sleeps.
 
-    The batch stays open meanwhile: the next question about a document finds the pages of the last one. Other ranks of
-    the `group` generate the same: an error of a batch as a whole, which would leave them behind, ends the thread.
+    The batch stays open meanwhile: the next question about a document finds the pages of the last one.
 
     Attributes:
         error: the exception that ended the thread; `gave_up` is called after it.
@@ -34,18 +32,17 @@ class EngineThread:
         most_waiting: int,
         ended: Callable[[ServedSequence, BatchEvent], None] = lambda sequence, event: None,
         failed: Callable[[Exception], None] = lambda error: None,
-        group: Group | None = None,
     ) -> None:
         """`ended` is called with each sequence and its last event, `failed` with an error that clients are not told."""
         self._engine, self._parallel, self._most = engine, parallel, most_waiting + parallel
-        self._ended, self._failed, self._group = ended, failed, group
+        self._ended, self._failed = ended, failed
         self.error: Exception | None = None
         self.gave_up: Callable[[], None] = lambda: None
         self._changed = threading.Condition()  # its lock may be taken again by the thread that has it
         self.waiting: deque[ServedSequence] = deque()
         self.running: set[ServedSequence] = set()
         self._refusal: str | None = None  # why nothing is taken any more
-        self._is_stopping = self._has_ended = False
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.start, self.is_alive = self._thread.start, self._thread.is_alive
 
@@ -93,7 +90,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._goes_on():
+            while self._wait():
                 self._run_batch()
         except Exception as error:
             self.error = error
@@ -101,43 +98,31 @@ class EngineThread:
         finally:  # nobody may wait for a thread that has ended, however it did
             self.fail("the server generates no more")
 
-    def _goes_on(self) -> bool:
-        """Return whether there is another batch; without other ranks, which begin it now, wait for what it runs."""
-        if self._group is not None:
-            return not self._has_ended
-        self._wait()
-        return bool(self.waiting) or not self._is_stopping
-
     def _run_batch(self) -> None:
         """Generate until the server stops, or until an error of the batch as a whole, such as of memory."""
-        requests = lead(self._group, self._joining())
         try:
-            with closing(self._engine.generate_batch(requests, self._parallel)) as events:
+            with closing(self._engine.generate_batch(self._requests(), self._parallel)) as events:
                 for sequence, event in events:
                     assert isinstance(sequence, ServedSequence)
                     self._observe(sequence, event)
         except Exception as error:
             self._fail_all(error)
-            if self._group is not None:
-                raise
             self._failed(error)
 
-    def _wait(self, timeout: float | None = None) -> None:
+    def _wait(self) -> bool:
+        """Wait while nothing waits or runs; return whether there is more to do before the server stops."""
         with self._changed:
-            self._changed.wait_for(lambda: self.waiting or self.running or self._is_stopping, timeout)
+            self._changed.wait_for(lambda: self.waiting or self.running or self._is_stopping)
+            return bool(self.waiting or self.running)
 
-    def _joining(self) -> Iterator[ServedSequence | None]:
+    def _requests(self) -> Iterator[BatchRequest | None]:
         """Yield what is to join the batch, None while there is nothing; wait where nothing runs either."""
-        while True:
-            self._wait(None if self._group is None else IDLE_S)
+        while self._wait():
             with self._changed:
-                if self._is_stopping and not self.waiting and not self.running:
-                    break
                 sequence = self.waiting.popleft() if self.waiting else None
                 if sequence is not None:
                     self.running.add(sequence)
-            yield sequence
-        self._has_ended = True
+            yield None if sequence is None else sequence.request()
 
     def _observe(self, sequence: ServedSequence, event: BatchEvent) -> None:
         if isinstance(event, Failed) and isinstance(event.error, InternalError):

@@ -6,7 +6,7 @@ Knows nothing of a model. Fields that change the answer and that no code reads a
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -32,10 +32,22 @@ _SETTINGS: dict[str, FieldType] = {
     **dict.fromkeys(("method", "draft", "tree"), TEXT),
     **dict.fromkeys(("budget", "gamma1", "gamma2"), INTEGER),
 }
+_OFF = ("top_k", "max_tokens", "seed")  # of -1, as in other servers
+# Names of other servers, and what stands for them here.
+_ELSEWHERE = {
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
+    **dict.fromkeys(("n_probs", "prompt_logprobs"), "logprobs"),
+    **dict.fromkeys(("repeat_penalty",), "repetition_penalty"),
+    **dict.fromkeys(("stop_sequences", "stop_token_ids"), "stop"),
+    **dict.fromkeys(("grammar", "json_schema", "format", "guided_json", "guided_regex"), "response_format"),
+    **dict.fromkeys(("num_ctx", "n_ctx"), "triforce serve --context"),
+    **dict.fromkeys(("think", "thinking"), "chat_template_kwargs"),
+}
 _DRAFTS = ("lookup", "none")  # others need memory that was not planned
 _IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
 _COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format", "logprobs"} | _SETTINGS.keys()
-_CHAT = _COMMON | {"messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "chat_template_kwargs"}
+_CHAT = _COMMON | {"messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs"}
+_CHAT |= {"chat_template_kwargs", "reasoning_effort"}
 _COMPLETION = _COMMON | {"prompt"}
 # Fields of functions that are not there, and the values that ask for nothing.
 _NOTHING: dict[str, Any] = {"logit_bias": {}, "echo": False, "suffix": "", "best_of": 1, "modalities": ["text"]}
@@ -53,8 +65,10 @@ class ApiRequest:
     Args:
         model: the name that it asks for; None for whatever runs.
         options: settings by name, as `Settings.values`.
-        stream, usage: whether to stream, and with the tokens' number at the end.
+        stream, usage: whether to stream, and with the tokens' number at the end; `counts_always`: in each chunk.
         think: whether a reasoning model is to think; None where the request does not say.
+        variables: of the chat template.
+        effort: how much a reasoning model is to think, for templates that know it.
         logprobs: how many of the likeliest tokens' log-probabilities each token has beside its own; None for none.
         tools: that the answer may call; None for none.
     """
@@ -64,15 +78,18 @@ class ApiRequest:
     choices: int
     stream: bool
     usage: bool
+    counts_always: bool
     messages: Sequence[ChatMessage] | None = None
     prompts: Sequence[Prompt] = ()
     think: bool | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
     logprobs: int | None = None
     tools: ToolRequest | None = None
 
     @property
-    def field(self) -> str:
-        """The field that has the prompts."""
+    def prompt_field(self) -> str:
+        """The name of the field that has the prompts."""
         return "prompt" if self.messages is None else "messages"
 
     @property
@@ -93,18 +110,20 @@ def parse_request(data: bytes, is_chat: bool, ignore_unknown: bool = False) -> A
     count = choices * len(content.get("prompts", "1"))
     if not 1 <= count <= MOST_SEQUENCES:
         raise ApiError(400, f"{count} sequences are asked for: 1 to {MOST_SEQUENCES} are possible", param="n")
-    _check_keys(streaming, {"include_usage", "include_obfuscation"}, "stream_options")
+    _check_keys(streaming, {"include_usage", "include_obfuscation", "continuous_usage_stats"}, "stream_options")
     return ApiRequest(
         *(_typed(values, "model", TEXT), _options(values) | _form(values), choices),
         stream=_typed(values, "stream", FLAG, False),
         usage=_typed(streaming, "include_usage", FLAG, False),
+        counts_always=_typed(streaming, "continuous_usage_stats", FLAG, False),  # as in vLLM
         **content,
     )
 
 
 def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    template = _typed(values, "chat_template_kwargs", OBJECT, {})  # as in vLLM
-    _check_keys(template, {"enable_thinking"}, "chat_template_kwargs")
+    template = dict(_typed(values, "chat_template_kwargs", OBJECT, {}))  # as in vLLM
+    think = _typed(template, "enable_thinking", FLAG)
+    template.pop("enable_thinking", None)
     top, tools = _count(values, "top_logprobs"), tools_of(values)
     logprobs = (top or 0) if _typed(values, "logprobs", FLAG, False) else None
     if top is not None and logprobs is None:
@@ -117,7 +136,9 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ApiError(400, "messages is no list of messages", param="messages")
     return {
         "messages": [_message(message, f"messages[{number}]") for number, message in enumerate(messages)],
-        "think": _typed(template, "enable_thinking", FLAG),
+        "think": think,
+        "variables": template,
+        "effort": _typed(values, "reasoning_effort", TEXT),
         "logprobs": logprobs,
         "tools": tools,
     }
@@ -128,21 +149,25 @@ def _message(value: Any, where: str) -> ChatMessage:
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(400, f"{where} is no object with a role of {', '.join(_ROLES)}", param=where)
     more, content = message_fields(value, where), value.get("content")
-    parts = [{"type": "text", "text": content or ""}] if isinstance(content, str) or (more and not content) else content
-    if not isinstance(parts, list) or not all(map(_is_text_part, parts)):
+    if isinstance(content, str):
+        return ChatMessage(_ROLES[role], content, more=more)
+    parts = content or [] if content or more or role == "assistant" else None
+    if not isinstance(parts, list) or not all(map(_is_part, parts)):
         raise ApiError(400, f"the content of {where} is no text, and no list of text parts", param=where)
-    return ChatMessage(_ROLES[role], "".join(part["text"] for part in parts), more=more)
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    return ChatMessage(_ROLES[role], text, more=more | ({"content": parts} if parts else {}))
 
 
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _is_part(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind == "thinking" or (kind == "text" and isinstance(part.get("text"), str))
 
 
 def _completion(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prompts of a completion, each a text or token ids, and its logprobs."""
     given = values.get("prompt")
     prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
-    if not prompts or not all((isinstance(prompt, str) and prompt) or _is_ids(prompt) for prompt in prompts):
+    if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
         raise ApiError(400, "prompt is no text, no list of texts, and no list of token ids", param="prompt")
     return {"prompts": prompts, "logprobs": _count(values, "logprobs")}
 
@@ -162,7 +187,7 @@ def _known(values: dict[str, Any], known: Set[str], ignore_unknown: bool) -> dic
             if values[name] != _NOTHING[name]:
                 raise ApiError(400, f"{name} is not supported", "unsupported_field", name)
         elif not ignore_unknown:
-            close = get_close_matches(name[:64], known, 1)
+            close = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name[:64], known, 1)
             meant = f"did you mean {close[0]}?" if close else "triforce serve --ignore-unknown passes over it"
             raise ApiError(400, f"unknown field {short_repr(name)}; {meant}", "unknown_field", name[:64])
     return {name: value for name, value in values.items() if name in known}
@@ -191,8 +216,11 @@ def _count(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
-    options = {}
+    options: dict[str, Any] = {}
     for name in values.keys() & _SETTINGS.keys():
+        if name in _OFF and values[name] == -1:
+            options |= {"top_k": 0} if name == "top_k" else {}
+            continue
         ours = "max_new_tokens" if name == "max_tokens" else name
         options[ours] = _typed(values, name, _SETTINGS[name])
         try:

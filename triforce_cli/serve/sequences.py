@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,13 @@ from offload.batching.request import BatchRequest, Events
 from offload.errors import PromptError, SettingsError, UsageError
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
 from offload.loading.prompt_checks import check_prompt
+from offload.loading.tokenizers.chat_template import ChatMessage
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.loading.tokenizers.tool_calls import ToolFormat
 from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling, Speculation
+from offload.short_repr import short_repr
 
 from ..run.opened_request import OpenedRequest
 from .errors import ApiError, api_error
@@ -26,7 +28,7 @@ from .request import ApiRequest
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """The prompt's `ids` of one sequence, and the settings of its BatchRequest: values that are sent to other ranks.
+    """The prompt's `ids` of one sequence, and the settings of its BatchRequest.
 
     `is_chat`: the prompt is in the chat template, so the answer may begin with thinking. `calls`: how calls of tools
     are written, if the request has tools.
@@ -60,24 +62,30 @@ class ServedModel:
         Choice i of a request with a seed has the seed plus i, so the first is that of the command line. Blocks: a long
         prompt takes a second to encode.
         """
-        opened = self._overridden(wanted)
+        opened, form = self._opened, None
+        if wanted.tools is not None:
+            try:
+                form = opened.model.tokenizer.tool_format
+            except PromptError as error:
+                raise ApiError(400, error.message, "unsupported_field", "tools") from None
+        opened = self._overridden(wanted, form)
         settings = opened.settings
-        calls = None if wanted.tools is None else wanted.tools.form(opened.model.tokenizer)
         sequences = []
         for ids in self._encoded(wanted):
             new = self._new_tokens(len(ids), wanted, settings.generation.max_new_tokens)
             for choice in range(wanted.choices):
                 seed = ((settings.generation.seed or 0) + choice) % 2**63
                 config = replace(settings.generation, seed=seed, max_new_tokens=new)
-                more = settings.speculation, scope, wanted.messages is not None, wanted.logprobs, calls
+                more = settings.speculation, scope, wanted.messages is not None, wanted.logprobs, form
                 sequences.append(SequenceSettings(ids, opened.sampling, config, *more))
         return sequences
 
-    def _overridden(self, wanted: ApiRequest) -> OpenedRequest:
+    def _overridden(self, wanted: ApiRequest, form: ToolFormat | None) -> OpenedRequest:
         """Return the command's request with the options of a client's. Raises ApiError."""
         options, field = dict(wanted.options), "response_format"
-        if wanted.tools is not None:
-            field, options["constraint"] = "tools", wanted.tools.constraint(self._opened.model.tokenizer)
+        if wanted.tools is not None and form is not None:
+            special = self._opened.model.tokenizer.special_ids
+            field, options["constraint"] = "tools", wanted.tools.constraint(form, special)
         try:
             if "constraint" in options:  # compiled here, not in the engine's thread
                 self._opened.model.constraints.check(options["constraint"])
@@ -89,6 +97,7 @@ class ServedModel:
             raise ApiError(400, error.message) from None
 
     def _encoded(self, wanted: ApiRequest) -> list[list[int]]:
+        """Return the prompts of a request as tokens. Raises ApiError."""
         tokenizer = self._opened.model.tokenizer
         try:
             if wanted.messages is None:
@@ -96,24 +105,40 @@ class ServedModel:
             elif not tokenizer.has_chat_template:
                 raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
             else:
-                think = self._opened.think if wanted.think is None else wanted.think
-                tools = None if wanted.tools is None else wanted.tools.given
-                prompts = [tokenizer.chat_turns(wanted.messages, think=think, tools=tools)]
+                prompts = [self._conversation(wanted, wanted.messages)]
             for ids in prompts:
                 check_prompt(self._opened.model.checkpoint.shape, ids, 0)
         except PromptError as error:  # its hint is for the command line
-            raise ApiError(400, error.message, param=wanted.field) from None
+            raise ApiError(400, error.message, param=wanted.prompt_field) from None
         return prompts
+
+    def _conversation(self, wanted: ApiRequest, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the tokens of a conversation. Raises ApiError and PromptError."""
+        tokenizer, think, variables = self._opened.model.tokenizer, wanted.think, dict(wanted.variables)
+        template = tokenizer.chat_template
+        if unknown := sorted(variables.keys() - template.variables):
+            message = f"this model's chat template has no variable {short_repr(unknown[0])}"
+            raise ApiError(400, message, "unknown_field", "chat_template_kwargs")
+        if wanted.effort is not None and "reasoning_effort" in template.variables:
+            variables["reasoning_effort"] = wanted.effort
+        elif wanted.effort == "none" and think is None and template.switch is not None:
+            think = False
+        if any("content" in message.more for message in messages) and not template.takes_parts:
+            texts = [{name: value for name, value in each.more.items() if name != "content"} for each in messages]
+            messages = [replace(message, more=more) for message, more in zip(messages, texts, strict=True)]
+        tools = None if wanted.tools is None else wanted.tools.given
+        think = self._opened.think if think is None else think
+        return tokenizer.chat_turns(messages, think=think, tools=tools, variables=variables)
 
     def _new_tokens(self, length: int, wanted: ApiRequest, most: int) -> int:
         """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""
-        left, code = self.context - length, "context_length_exceeded"
+        left, limit = self.context - length, f"this model's maximum context length is {self.context:,} tokens"
+        code = "context_length_exceeded"  # clients look for it, and for the words above
         if left < 1:
-            message = f"the prompt has {length:,} tokens; with the answer it may have {self.context:,} tokens"
-            raise ApiError(400, message, code, wanted.field)
+            raise ApiError(400, f"{limit}; the prompt has {length:,}", code, wanted.prompt_field)
         if most > left and "max_new_tokens" in wanted.options:
-            message = f"max_tokens is {most:,} and the prompt has {length:,} tokens; both together may have "
-            raise ApiError(400, f"{message}{self.context:,}", code, "max_tokens")
+            message = f"{limit}; the prompt has {length:,}, and max_tokens is {most:,}"
+            raise ApiError(400, message, code, "max_tokens")
         return min(most, left)
 
 

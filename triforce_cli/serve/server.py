@@ -17,7 +17,6 @@ from offload.errors import InternalError, SettingsError, typed_error
 from offload.settings.method_sizes import forgets
 from offload.units import counted
 
-from ..distributed.rank import finish, when_lost
 from ..options.checks import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.terminal import Terminal
@@ -26,7 +25,6 @@ from ..run.run import Display, Run
 from ..signals import DONE
 from .app import create_app
 from .engine_thread import EngineThread
-from .ranks import follow
 from .sequences import ServedModel
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
@@ -49,11 +47,6 @@ def run_server(
     parallel = run.parallel(options.parallel)
     if request.dry_run:
         return run.print_plan()
-    group = request.group
-    if group is not None and group.rank > 0:
-        run.load()
-        follow(run.engine, group, opened.model.checkpoint.load_tokenizer())
-        return DONE
     with contextlib.closing(_bound(options.host, options.port)) as listener:
         run.load()
         if run.prompt_cache is not None:
@@ -64,20 +57,19 @@ def run_server(
         for warning in approximation_warnings(opened.settings):
             terminal.warn(warning)
         metrics, report, model = ServerMetrics(), partial(_report, terminal), ServedModel(opened, context)
-        engine = EngineThread(run.engine, parallel, options.queue, metrics.ended, report, group)
-        when_lost(lambda rank: engine.fail(f"rank {rank} has ended"))
+        engine = EngineThread(run.engine, parallel, options.queue, metrics.ended, report)
         metrics.watch(engine)
         host = f"[{options.host}]" if ":" in options.host else options.host
         together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
         note = f"{model.name} at http://{host}:{listener.getsockname()[1]}/v1 ({together}); Ctrl-C ends it"
-        announce = partial(terminal.note, note) if not output.quiet else lambda: None
-        app = create_app(model, engine, metrics, options, report)
-        server = HttpServer(app, engine, parallel + options.queue, options.drain, announce)
+        say = terminal.note if not output.quiet else lambda text: None
+        app = create_app(model, engine, metrics, options, report, say)
+        server = HttpServer(app, engine, parallel + options.queue, options.drain, partial(say, note))
         has_ended = server.run_until_signalled(listener)
+        say(metrics.total())
     if engine.error is not None:
         raise engine.error
     if not has_ended:  # threads run on, and a tokenizer's would crash if the interpreter went away under it
-        finish(DONE)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(DONE)

@@ -4,6 +4,7 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
+from offload.units import counted
 
 from .engine_thread import EngineThread
 from .sequences import ServedSequence
@@ -16,7 +17,7 @@ class ServerMetrics:
     """The metrics of one server, in a registry of its own. None has a text, a key or a client's address."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._ended, self._written = CollectorRegistry(), 0, 0
         named = {"namespace": "triforce", "registry": self._registry}
         self._sequences = Counter("sequences", "Sequences that have ended, by how", ["reason"], **named)
         self._prompt = Counter("prompt_tokens", "Tokens of prompts that have been read", **named)
@@ -46,6 +47,7 @@ class ServerMetrics:
         self._cached.labels("disk").inc(meter.restored_tokens)
         self._cached.labels("memory").inc(meter.cached_tokens - meter.restored_tokens)
         self._new.inc(meter.new_tokens)
+        self._ended, self._written = self._ended + 1, self._written + meter.new_tokens
         for level in meter.levels:
             self._verified.labels(level.drafter, level.verifier).inc(level.verified)
             self._accepted.labels(level.drafter, level.verifier).inc(level.accepted)
@@ -55,6 +57,10 @@ class ServerMetrics:
         if meter.gaps:
             self._tbt.observe(sum(meter.gaps) / len(meter.gaps))
         self._total.observe(summary.total_s)
+
+    def total(self) -> str:
+        """Return in one line what has been generated."""
+        return f"ended after {counted(self._ended, 'answer')} of {counted(self._written, 'token')}"
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

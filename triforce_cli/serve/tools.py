@@ -4,10 +4,11 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.constraints.grammar import closed_schema
 from offload.loading.tokenizers.tool_calls import CallReader, Tool, ToolFormat, calls_grammar
 from offload.settings.constraint import GRAMMAR, Constraint
 from offload.short_repr import short_repr
@@ -16,6 +17,7 @@ from .errors import ApiError
 
 MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
+_NOTHING = {"type": "object", "properties": {}}  # the parameters of a function without any
 _CHOICES = ("none", "auto", "required")
 
 
@@ -31,19 +33,9 @@ class ToolRequest:
     is_required: bool
     has_several: bool = True
 
-    def constraint(self, tokenizer: Tokenizer) -> Constraint:
-        """Return what the answer must match. Raises ApiError for a model whose template has no tools."""
-        form = self.form(tokenizer)
-        text = calls_grammar(form, self.tools, self.is_required, tokenizer.special_ids, self.has_several)
-        return Constraint(GRAMMAR, text)
-
-    def form(self, tokenizer: Tokenizer) -> ToolFormat:
-        """Return how the model writes calls. Raises ApiError."""
-        form = tokenizer.tool_format
-        if form is None:
-            message = "this model's chat template has no tools, or writes their calls in a way that is not known"
-            raise ApiError(400, message, "unsupported_field", "tools")
-        return form
+    def constraint(self, form: ToolFormat, special_ids: Mapping[str, int]) -> Constraint:
+        """Return what the answer must match, in a model's form of calls and with its special tokens."""
+        return Constraint(GRAMMAR, calls_grammar(form, self.tools, self.is_required, special_ids, self.has_several))
 
 
 def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
@@ -66,7 +58,16 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
         raise ApiError(400, "parallel_tool_calls is neither true nor false", param="parallel_tool_calls")
     if not tools or choice == "none":
         return None
+    given = [_complete(tool) for tool in given]
     return ToolRequest(given, called, named is not None or choice == "required", several and named is None)
+
+
+def _complete(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as templates expect it: its function has parameters, and no fields without a value."""
+    function = {name: value for name, value in tool["function"].items() if value is not None}
+    parameters = function.get("parameters") or {}
+    missing = {name: value for name, value in _NOTHING.items() if name not in parameters}
+    return dict(tool) | {"function": function | {"parameters": parameters | missing}}
 
 
 def _name_of(value: Any) -> str | None:
@@ -80,35 +81,34 @@ def _tool(value: Any, where: str) -> Tool:
     if name is None or not _NAME(name):
         message = f'{where} has not the type "function", and a function with a name of letters, digits, _ . and -'
         raise ApiError(400, message, param=where)
-    parameters = value["function"].get("parameters") or {"properties": {}}
+    parameters = value["function"].get("parameters") or _NOTHING  # as in OpenAI's API
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise ApiError(400, f"the parameters of {name} are no schema of an object", param=where)
-    return Tool(name, {"type": "object"} | parameters)
+    return Tool(name, closed_schema({"type": "object"} | parameters))
 
 
 def message_fields(value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what a message has beside its text: the calls of an assistant's, or the call that a tool's answers.
-
-    Arguments are objects, as chat templates want them. Raises ApiError.
-    """
-    if value["role"] == "tool":
-        if not isinstance(value.get("tool_call_id"), str):
-            raise ApiError(400, f"{where} has no tool_call_id, which is a text", param=where)
-        return {name: value[name] for name in ("tool_call_id", "name") if isinstance(value.get(name), str)}
-    calls = value.get("tool_calls") or []
+    """Return what a message has beside its role and content, as chat templates want it. Raises ApiError."""
+    fields = {name: each for name, each in value.items() if each is not None and name not in ("role", "content")}
+    if value["role"] == "tool" and not isinstance(value.get("tool_call_id"), str):
+        raise ApiError(400, f"{where} has no tool_call_id, which is a text", param=where)
+    calls = fields.pop("tool_calls", None) or []
     if calls and (not isinstance(calls, list) or value["role"] != "assistant"):
         raise ApiError(400, f"tool_calls of {where} is no list of an assistant's message", param=where)
-    return {"tool_calls": [_call(call, where) for call in calls]} if calls else {}
+    return fields | ({"tool_calls": [_call(call, where) for call in calls]} if calls else {})
 
 
 def _call(value: Any, where: str) -> dict[str, Any]:
-    try:
-        function = value["function"]
-        called = {"name": str(function["name"]), "arguments": json.loads(function["arguments"] or "{}")}
-        json.dumps(called, ensure_ascii=False).encode()  # raises for half a surrogate pair
-        return {"id": str(value.get("id", "")), "type": "function", "function": called}
-    except (TypeError, KeyError, ValueError, AttributeError, RecursionError):
-        raise ApiError(400, f"a tool call of {where} has no function with name and arguments", param=where) from None
+    """Return a call with its arguments as an object, where they are one: a call that was cut has a part of it."""
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"a tool call of {where} has no function with a name", param=where)
+    arguments = function.get("arguments") or "{}"
+    with suppress(ValueError, TypeError, RecursionError):
+        found = json.loads(arguments)
+        json.dumps(found, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        arguments = found if isinstance(found, dict) else arguments
+    return value | {"type": "function", "function": function | {"arguments": arguments}}
 
 
 class CallDeltas:

@@ -2,15 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 
 from offload.errors import TriforceError
+from offload.units import counted
 
 from ..output.batch_display import BatchDisplay
-from ..output.format import time_left
+from ..output.format import about, duration, time_left
 from ..output.renderers import Renderer
 from ..output.turns import Part, Section, Turn, Turns
 from ..run.batch_generator import BatchGenerator, BatchPrompt
@@ -46,36 +47,54 @@ class Answer:
             return None
 
 
-def generate_in_order(
-    answers: Iterable[Answer], run: Run, finished: FinishedParts, renderer: Renderer, parts: int
-) -> None:
-    """Generate one text after the other; `parts` are to be read in all, besides further rounds.
+class AnswersInOrder:
+    """Generates one text after the other; `parts` are to be read in all, besides further rounds."""
 
-    Raises what `Run.generate` and the steps raise.
-    """
-    started, read = time.monotonic(), 0
+    def __init__(self, run: Run, finished: FinishedParts, renderer: Renderer, parts: int) -> None:
+        self._run, self._finished, self._renderer, self._parts = run, finished, renderer, parts
+        self._started, self._parts_read = time.monotonic(), 0
+        self._read = self._written = 0  # tokens of all texts
 
-    def text_of(passage: Passage) -> str:
-        nonlocal read
-        if (part := passage.part) is None:
-            return run.generate(passage.prompt, renderer)
-        text = finished.find(passage.prompt.ids)
+    def generate(
+        self, answers: Iterable[Answer], begin: Callable[[Section], None], note: Callable[[str], None]
+    ) -> None:
+        """Generate all answers. `begin` is called before each; `note` prints a line.
+
+        Raises what `Run.generate` and the steps raise.
+        """
+        for answer in answers:
+            begin(answer.section)
+            texts = None
+            while (passages := answer.following(texts)) is not None:
+                texts = [self._text_of(passage, note) for passage in passages]
+        if self._parts_read:
+            parts, seconds = counted(self._parts_read, "part"), time.monotonic() - self._started
+            note(f"in all, with {parts}: {self._read:,} tokens read, {self._written:,} written in {duration(seconds)}")
+
+    def _text_of(self, passage: Passage, note: Callable[[str], None]) -> str:
+        part, renderer = passage.part, self._renderer
+        if part is None:
+            return self._generated(passage.prompt, renderer, "")
+        text = self._finished.find(passage.prompt.ids)
         if text is not None:
             renderer.taken_over(part, text)
             return text
-        label = part.label
-        if 0 < read < parts and part.round == 1:
-            label += f", {time_left((parts - read) * (time.monotonic() - started) / read)}"
-        text = run.generate(passage.prompt, renderer.for_part(part), label)
-        finished.save(passage.prompt.ids, text)
-        read += 1
+        label, left = part.label, self._parts - self._parts_read
+        if self._parts_read and part.round == 1 and left:
+            seconds = left * (time.monotonic() - self._started) / self._parts_read
+            label += f", {time_left(seconds)}"
+            if self._parts_read == 1:  # corrects the planned time
+                note(f"{counted(left, 'more part')}: {about(seconds)}, as the first one took")
+        text = self._generated(passage.prompt, renderer.for_part(part), label)
+        self._finished.save(passage.prompt.ids, text)
+        self._parts_read += 1
         return text
 
-    for answer in answers:
-        renderer.section(answer.section)
-        texts = None
-        while (passages := answer.following(texts)) is not None:
-            texts = list(map(text_of, passages))
+    def _generated(self, prompt: Prompt, renderer: Renderer, label: str) -> str:
+        meter = self._run.generate(prompt, renderer, label)
+        self._read += meter.prompt_tokens
+        self._written += meter.new_tokens
+        return meter.text
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from offload.api.ask_options import join_texts
 from offload.errors import SettingsError
 
 from ..input.documents import STDIN, read
@@ -29,6 +30,7 @@ class AnswerStyle:
     language: str | None = None
     schema: str | None = None  # of JSON that answers are
     quotes: bool = False  # whether answers are to quote
+    verbatim: bool = False  # whether the question alone is the instruction, "" for none
 
     def __post_init__(self) -> None:
         self._length()
@@ -38,6 +40,8 @@ class AnswerStyle:
 
     def instruction(self, question: str | None = None) -> str:
         """Return the instruction for a whole document: to summarize it, or to answer a question about it."""
+        if self.verbatim:
+            return question or ""
         if question is None:
             return f"Summarize the text above {self._length()[0]}.{self._style('the summary')}{self._form()}"
         ending = f" Answer {self._length()[0]}." if self.length else ""
@@ -95,6 +99,16 @@ class Template:
         """Return the text with its placeholders replaced."""
         values = {"document": document, "instruction": instruction}
         return _PLACEHOLDERS.sub(lambda match: values[match[1]], self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Template):
+    """The prompts of `generate`: a document, and behind a blank line the question, if there is one."""
+
+    text: str = "{document}"
+
+    def filled(self, document: str, instruction: str) -> str:
+        return join_texts([document, instruction]) if instruction else document
 
 
 @dataclass(frozen=True, slots=True)

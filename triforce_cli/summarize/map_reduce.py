@@ -1,12 +1,12 @@
 """Map-reduce over a document that is longer than the context: notes on its parts, then an answer from the notes.
 
-It loses information, so it runs only with --map-reduce, or where the user left the model to the program.
+It loses information: a note says that it runs, and --truncate or --extend-context replaces it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
@@ -29,53 +29,64 @@ _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One answer to generate: to a `prompt`, or after notes on the `parts` of a document that exceeds the context."""
+
+    section: Section
+    document: Document
+    ids: list[int]
+    prompt: Prompt | None = None
+    parts: Sequence[tuple[Part, Prompt]] = ()
+
+
 class MapReduce:
     """Makes a prompt that fits the context from a document of any length: the model takes notes on each part."""
 
     def __init__(
-        self, request: OpenedRequest, templates: Templates, finished: FinishedParts, terminal: Terminal, quiet: bool
+        self,
+        request: OpenedRequest,
+        templates: Templates,
+        style: AnswerStyle,
+        finished: FinishedParts,
+        note: Callable[[str], None],
     ) -> None:
-        self._request, self._templates, self._finished = request, templates, finished
-        self._terminal, self._quiet = terminal, quiet
+        self._request, self._templates, self._style = request, templates, style
+        self._finished, self._note = finished, note
         self._new_tokens = request.settings.generation.max_new_tokens
         self._note_tokens = min(self._new_tokens, request.context // _SHARE)
-        # The parts that `reduce` is to begin with.
-        self._checked: dict[tuple[Document, str], list[tuple[Part, Prompt]]] = {}
 
-    def check(
-        self, document: Document, note_taking: str, instruction: str, progress: EncodingProgress
-    ) -> tuple[int, int]:
-        """Return how many parts a document has, and how many of them an earlier run has not finished.
+    def divided(self, task: Task, progress: EncodingProgress) -> Task:
+        """Return the task with the parts of its document. Raises PromptError if the instructions leave no room."""
+        self._room(self._templates.notes, self._style.instruction(task.section.question), self._new_tokens)
+        return replace(task, parts=self._parts(task.document.text, task, 1, progress))
 
-        Raises PromptError if the instructions leave no room for one.
-        """
-        self._room(self._templates.notes, instruction, self._new_tokens)
-        parts = self._parts(document.text, note_taking, 1, document.name, progress)
-        self._checked[document, note_taking] = parts
-        return len(parts), sum(self._finished.find(prompt.ids) is None for _, prompt in parts)
+    def unfinished(self, parts: Sequence[tuple[Part, Prompt]]) -> int:
+        """Return how many parts no earlier run has finished."""
+        return sum(self._finished.find(prompt.ids) is None for _, prompt in parts)
 
-    def predicted_time(self, parts: int, terminal: Terminal) -> str | None:
-        """Return about how long `parts`, their notes and the answer take one after the other; None if no one knows."""
+    def predicted_time(self, parts: int, terminal: Terminal) -> str:
+        """Return about how long `parts`, their notes and the answer take one after the other; "" if that is unknown."""
         context = self._request.context
         try:
             plan = plan_run(self._request.model, self._request.settings, context, terminal).plan
         except SettingsError:  # a GPU that no profile describes
-            return None
+            return ""
         prompts, notes = parts + 1, parts * self._note_tokens
         while notes > context:  # the notes on the notes
             prompts, notes = prompts + notes // context, notes // context * self._note_tokens
         return about(prompts * (plan.ttft.seconds + self._note_tokens * plan.chosen.tbt.seconds))
 
-    def reduce(
-        self, document: Document, note_taking: str, instruction: str, tokens: int
-    ) -> Generator[Sequence[Passage], list[str] | None, Prompt]:
-        """Take notes on a document until they fit, and return the prompt that asks for the answer.
+    def steps(self, task: Task) -> Steps:
+        """Return the steps of an answer: its prompt's text, for a long document after notes on its parts.
 
-        `tokens`: of the prompt with the whole document. Yields the passages of each round, and is sent their texts.
-        Raises TriforceError if the notes are empty or do not shrink.
+        Notes are taken until they fit. Raises TriforceError if they are empty or do not shrink.
         """
-        parts, round = self._checked.pop((document, note_taking), None), 1
-        parts = parts or self._parts(document.text, note_taking, round, document.name)
+        if task.prompt is not None:
+            yield [Passage(task.prompt)]
+            return
+        instruction, tokens, round = self._style.instruction(task.section.question), len(task.ids), 1
+        parts = task.parts
         while True:
             self._announce_finished(parts)
             notes = (yield [Passage(prompt, part) for part, prompt in parts]) or []
@@ -87,29 +98,31 @@ class MapReduce:
                 message = f"the notes on {counted(len(notes), 'part')} are not shorter than the text itself"
                 raise PromptError(message, "use fewer --max-new-tokens or a smaller --length")
             if len(ids) + self._new_tokens <= self._request.context:
-                return Prompt(ids, self._new_tokens)
+                break
             round, tokens = round + 1, len(ids)
-            parts = self._parts(text, note_taking, round, document.name)
+            parts = self._parts(text, task, round)
+        yield [Passage(Prompt(ids, self._new_tokens))]
 
     def _announce_finished(self, parts: Sequence[tuple[Part, Prompt]]) -> None:
         """Print how many parts an earlier run has finished."""
-        count = sum(self._finished.find(prompt.ids) is not None for _, prompt in parts)
-        if count and not self._quiet:
+        count = len(parts) - self.unfinished(parts)
+        if count:
             first = parts[0][0]
             which = f" of round {first.round}" if first.round > 1 else ""
             total = counted(len(parts), "part")
-            self._terminal.note(f"{first.document}: {count} of {total}{which} reused from an earlier run")
+            self._note(f"{first.document}: {count} of {total}{which} reused from an earlier run")
 
     def _parts(
-        self, text: str, note_taking: str, round: int, name: str, progress: EncodingProgress = lambda done, total: None
+        self, text: str, task: Task, round: int, progress: EncodingProgress = lambda done, total: None
     ) -> list[tuple[Part, Prompt]]:
+        note_taking = self._style.note_taking(task.section.question)
         template = self._templates.part if round == 1 else self._templates.notes
         room = self._room(template, note_taking, self._note_tokens)
         overlap = int(_OVERLAP * room) if round == 1 else 0
         texts = split(text, self._request.model.tokenizer.spans(text, progress), room, overlap)
         prompts: list[tuple[Part, Prompt]] = []
         for number, piece in enumerate(texts, 1):
-            part = Part(number, len(texts), round, name)
+            part = Part(number, len(texts), round, task.document.name)
             prompt = Prompt(self._request.encode(template.filled(piece, note_taking)), self._note_tokens, part.label)
             assert prompt.length <= self._request.context, "a part that does not fit"
             prompts.append((part, prompt))
@@ -141,25 +154,3 @@ def part_facts(request: OpenedRequest) -> dict[str, Any]:
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
     unimportant |= {"cache", "cache_limit", "join_timeout"}
     return {"model": model, "settings": {name: value for name, value in resolved.items() if name not in unimportant}}
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One answer to generate. `prompt` is None where the document is longer than the context."""
-
-    section: Section
-    document: Document
-    ids: list[int]
-    prompt: Prompt | None = None
-
-
-def steps(task: Task, reading: MapReduce, style: AnswerStyle) -> Steps:
-    """Return the steps of an answer: its prompt's text, for a long document after notes on its parts."""
-    prompt = task.prompt or (yield from reading.reduce(*instructions(task, style), len(task.ids)))
-    yield [Passage(prompt)]
-
-
-def instructions(task: Task, style: AnswerStyle) -> tuple[Document, str, str]:
-    """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
-    question = task.section.question
-    return task.document, style.note_taking(question), style.instruction(question)

@@ -4,22 +4,36 @@ from .cohere import COHERE, COHERE2
 from .family import Family, GGUFNames
 from .gemma import GEMMA2, GEMMA3
 from .gemma4 import GEMMA4
-from .glm4 import GLM4
+from .glm4 import GLM4, GLM4_MOE
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE, GRANITE_MOE
-from .llama import LLAMA
+from .llama import ERNIE4_5, LLAMA, SEED_OSS, SMOLLM3
 from .mistral import MINISTRAL, MINISTRAL3, MISTRAL, MIXTRAL
-from .olmo2 import OLMO2, OLMO3, OLMOE
+from .olmo2 import EXAONE4, OLMO2, OLMO3, OLMOE
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN3_MOE
 from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
-from .smollm3 import SMOLLM3
 from .starcoder2 import STARCODER2
 
-_DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, SMOLLM3, PHI3, GRANITE, OLMO2, GLM4, STARCODER2, COHERE)
-_WINDOWED = (GEMMA2, GEMMA3, GEMMA4, OLMO3, COHERE2, MINISTRAL)
+_DENSE = (
+    LLAMA,
+    MISTRAL,
+    MINISTRAL3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    PHI3,
+    GRANITE,
+    OLMO2,
+    GLM4,
+    STARCODER2,
+    COHERE,
+    SEED_OSS,
+    ERNIE4_5,
+)
+_WINDOWED = (GEMMA2, GEMMA3, GEMMA4, OLMO3, COHERE2, MINISTRAL, EXAONE4)
 _HYBRID = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
-_EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS, *_HYBRID)
+_EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS, GLM4_MOE, *_HYBRID)
 FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}  # by `model_type`
 _SPARSE = {family.gguf.sparse for family in _EVERY if family.gguf is not None}
 GGUF_FAMILIES = {  # by architecture; of files with experts that share it with others, those others

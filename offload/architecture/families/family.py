@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..layer_spec import FULL, LINEAR, SLIDING, LayerSpec
@@ -50,32 +50,66 @@ def is_text(name: str) -> bool:
     return name.startswith(_TEXT)
 
 
-def is_decoder(name: str) -> bool:
-    """Return whether a tensor is of the decoder, and not of layers that predict further tokens (MTP)."""
-    return not name.startswith("mtp.")
+def decoder_test(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return a function that tells the decoder's tensors from those of layers that predict further tokens (MTP).
+
+    These are called mtp, or numbered as if they were the decoder's next ones.
+    """
+    layers, names = config.get("num_hidden_layers"), ("num_nextn_predict_layers", "num_mtp_layers")
+    further = next((count for name in names if type(count := config.get(name)) is int), 0)
+    numbers = range(layers, layers + min(further, 16)) if isinstance(layers, int) else ()
+    others = ("mtp.", *(f"model.layers.{number}." for number in numbers))
+    return lambda name: not name.startswith(others)
 
 
 Values = Mapping[str, Any]  # of a config.json, with defaults for absent ones
 _EXPERT = re.compile(r"\.(\d+)\.")  # the number in a layer's `mlp.experts.7.up_proj`
+STACKED_EXPERTS = {  # in files of transformers 5
+    "mlp.experts.gate_up_proj": ("mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
+    "mlp.experts.down_proj": ("mlp.experts.*.down_proj.weight",),
+}
 FUSED_QKV: dict[str, Sequence[str]] = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 }
 FUSED_MLP: dict[str, Sequence[str]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 
-GGUF_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-GGUF_EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
-GGUF_EXPERT_TENSORS = {
-    "ffn_gate_exps": "mlp.experts.*.gate_proj",
-    "ffn_up_exps": "mlp.experts.*.up_proj",
-    "ffn_down_exps": "mlp.experts.*.down_proj",
-}
+
+def layer_specs(values: Values, every: Any = None, **features: Any) -> list[LayerSpec]:
+    """Return the specs of layers with `features`, or one that all layers repeat.
+
+    Attention has the biases that `attention_bias` says, windows lie as `layer_windows` says if `every` is given, and a
+    layer has a `router` and its experts where `sparse_layers` says so.
+    """
+    bias = values["attention_bias"]
+    sparse = LayerSpec(**{"qkv_bias": bias, "o_bias": bias} | features)
+    dense = replace(sparse, router="", shares_expert=False)
+    windows = layer_windows(values, every) if every else [0] * values["num_hidden_layers"]
+    pairs = zip(windows, sparse_layers(values), strict=True)
+    specs = [replace(sparse if is_sparse else dense, window=window) for window, is_sparse in pairs]
+    return specs[:1] if len(set(specs)) == 1 else specs
 
 
-def layer_windows(values: Values, every: int) -> list[int]:
-    """Return the window of each layer, 0 for none: as in `layer_types`, else each `every`-th layer has none."""
-    layers = values["num_hidden_layers"]
-    kinds = values.get("layer_types") or [SLIDING if (i + 1) % every else FULL for i in range(layers)]
-    return [values["sliding_window"] or 0 if kind == SLIDING else 0 for kind in kinds[:layers]]
+def layer_windows(values: Values, every: Any) -> list[int]:
+    """Return the window of each layer, 0 for none: as in `layer_types`, else by a pattern.
+
+    `every`: each so-many-th layer has none; or for each layer whether it has one, or L or G, from the first one on.
+    """
+    layers, window = values["num_hidden_layers"], values["sliding_window"] or 0
+    if kinds := values.get("layer_types"):
+        has_window = [kind == SLIDING for kind in kinds]
+    elif isinstance(every, int):
+        has_window = [(i + 1) % every > 0 for i in range(layers)]
+    else:
+        has_window = [every[i % len(every)] in (True, "L") for i in range(layers)]
+    return [window if has else 0 for has in has_window[:layers]]
+
+
+def sparse_layers(values: Values) -> list[bool]:
+    """Return for each layer whether it has experts: in a family with experts all, but those that the config names."""
+    dense, period = values.get("mlp_only_layers") or (), values.get("decoder_sparse_step") or 1
+    has_experts, first = bool(values.get("num_experts")), values.get("first_k_dense_replace") or 0
+    layers = range(values["num_hidden_layers"])
+    return [has_experts and layer >= first and layer not in dense and (layer + 1) % period == 0 for layer in layers]
 
 
 def linear_layers(values: Values) -> list[bool]:
@@ -87,13 +121,11 @@ def linear_layers(values: Values) -> list[bool]:
 
 @dataclass(frozen=True)
 class GGUFNames:
-    """The names of tensors and values in GGUF files of a family.
+    """The names of values in GGUF files of a family. Tensors' names follow from `Family.tensors`.
 
     Attributes:
         architecture: the value of general.architecture, which all other keys begin with.
-        tensors: names of a layer's tensors in safetensors, by their names in the file, where they are not Llama's. One
-            tensor may stand for the tensors of all experts, whose number is * in its name.
-        keys: names of values in config.json -> keys in the file, where there are more than Llama's.
+        keys: names of values in config.json -> keys in the file, beside those of sizes, experts and windows.
         permutes: whether the rows of q and k are stored as pairs of neighbours, where safetensors have halves.
         left_out: values of config.json that the published models have and files do not.
         yarn: such values of their RoPE parameters, where files have YaRN.
@@ -103,7 +135,6 @@ class GGUFNames:
     """
 
     architecture: str
-    tensors: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     permutes: bool = False
     left_out: Values = field(default_factory=dict)
@@ -125,7 +156,6 @@ class Family:
         aliases: the family's names of values in its config.json, by the common names.
         rope_types: names of RoPE types in the family's configs -> what they mean.
         only_rope: the RoPE types that the family may have; none: all.
-        mlp_matrices: matrices of an MLP: gate, up and down; 2 without a gate.
         has_partial_rope: whether RoPE may rotate a part of each head: `partial_rotary_factor`.
         has_optional_window: whether a config's sliding window counts only with `use_sliding_window`.
         has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
@@ -153,7 +183,6 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     rope_types: Mapping[str, str] = field(default_factory=dict)
     only_rope: Sequence[str] = ()
-    mlp_matrices: int = 3
     has_partial_rope: bool = False
     has_optional_window: bool = False
     has_layer_windows: bool = False

@@ -4,11 +4,12 @@ Gemma 2 caps attention scores and logits; Gemma 3 has norms of q and k, and othe
 norms of a checkpoint add 1 to their weights, which GGUF files already contain.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec, activation_of
-from .family import GGUF_QK_NORMS, Family, GGUFNames, Values, layer_windows
+from .family import Family, GGUFNames, Values, layer_specs
 
 _LARGEST = (46, 62)  # layers of the models with 27 billion parameters, whose scale GGUF files do not have
 GEMMA_TENSORS = {
@@ -16,46 +17,28 @@ GEMMA_TENSORS = {
     "post_self_attn_layernorm": "post_attention_layernorm",
     "post_mlp_layernorm": "post_feedforward_layernorm",
 }
-_GGUF_TENSORS = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_DEFAULTS = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
+DEFAULTS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 2304}
+DEFAULTS |= {"intermediate_size": 9216, "hidden_act": "gelu_pytorch_tanh", "eos_token_id": 1}
+DEFAULTS |= {"tie_word_embeddings": True, "sliding_window": 4096}
+_DEFAULTS = DEFAULTS | {"num_hidden_layers": 26, "query_pre_attn_scalar": 256}
 
 
 def _layers(values: Values, every: int, qk_norm: str) -> list[LayerSpec]:
     if values.get("use_bidirectional_attention"):
         raise UnsupportedModel("Gemma with attention in both directions is not supported", "use a model that generates")
-    bias, head_dim, scalar = values["attention_bias"], values["head_dim"], values["query_pre_attn_scalar"]
+    head_dim, scalar = values["head_dim"], values["query_pre_attn_scalar"]
     if scalar is None:
         is_largest = values["num_hidden_layers"] in _LARGEST
         scalar = values["hidden_size"] / values["num_attention_heads"] if is_largest else head_dim
-    return [
-        LayerSpec(
-            qkv_bias=bias,
-            o_bias=bias,
-            qk_norm=qk_norm,
-            post_norms=True,
-            activation=activation_of(values["hidden_act"]),
-            query_scale=(head_dim / scalar) ** 0.5,
-            window=window,
-            soft_cap=values["attn_logit_softcapping"] or 0.0,
-        )
-        for window in layer_windows(values, every)
-    ]
+    return layer_specs(
+        values,
+        every,
+        qk_norm=qk_norm,
+        post_norms=True,
+        activation=activation_of(values["hidden_act"]),
+        query_scale=(head_dim / scalar) ** 0.5,
+        soft_cap=values["attn_logit_softcapping"] or 0.0,
+    )
 
 
 def outer_features(values: Values) -> dict[str, Any]:
@@ -72,60 +55,31 @@ def _features(values: Values) -> dict[str, Any]:
     return outer_features(values) | {"norm_offset": 1.0}
 
 
+_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_WINDOWS = {
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    "rope_local_base_freq": "rope.freq_base_swa",
+}
+_LEFT_OUT = {"query_pre_attn_scalar": None}
+_SIZES: dict[str, Any] = {"vocab_size": 256000, "max_position_embeddings": 8192}
 GEMMA2 = Family(
     "gemma2",
     lambda values: _layers(values, 2, ""),
-    _DEFAULTS
-    | {
-        "vocab_size": 256000,
-        "max_position_embeddings": 8192,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
+    _DEFAULTS | _SIZES | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     not_null=("head_dim",),
     aliases={"hidden_act": "hidden_activation"},
     has_layer_windows=True,
     features=_features,
     tensors=GEMMA_TENSORS,
-    gguf=GGUFNames(
-        "gemma2",
-        _GGUF_TENSORS,
-        {
-            "sliding_window": "attention.sliding_window",
-            "attn_logit_softcapping": "attn_logit_softcapping",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
-        left_out={"query_pre_attn_scalar": None},
-        adds_norm_offset=True,
-    ),
+    gguf=GGUFNames("gemma2", _CAPS, left_out=_LEFT_OUT, adds_norm_offset=True),
 )
-GEMMA3 = Family(
-    "gemma3_text",
-    lambda values: _layers(values, values.get("sliding_window_pattern") or 6, "head"),
-    _DEFAULTS
-    | {
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "rope_theta": 1000000.0,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-    },
-    not_null=("head_dim",),
-    aliases={"hidden_act": "hidden_activation"},
-    has_layer_windows=True,
+_SIZES = {"vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1000000.0}
+GEMMA3 = replace(
+    GEMMA2,
+    name="gemma3_text",
+    layers=lambda values: _layers(values, values.get("sliding_window_pattern") or 6, "head"),
+    defaults=_DEFAULTS | _SIZES | dict.fromkeys(_CAPS),
     sliding_rope=lambda values: {"rope_type": "default", "rope_theta": values.get("rope_local_base_freq", 10000.0)},
     counts_scaled_positions=True,
-    features=_features,
-    tensors=GEMMA_TENSORS,
-    gguf=GGUFNames(
-        "gemma3",
-        _GGUF_TENSORS | GGUF_QK_NORMS,
-        {
-            "sliding_window": "attention.sliding_window",
-            "sliding_window_pattern": "attention.sliding_window_pattern",
-            "rope_local_base_freq": "rope.freq_base_swa",
-        },
-        left_out={"query_pre_attn_scalar": None},
-        adds_norm_offset=True,
-    ),
+    gguf=GGUFNames("gemma3", _WINDOWS, left_out=_LEFT_OUT, adds_norm_offset=True),
 )

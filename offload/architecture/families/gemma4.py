@@ -7,9 +7,9 @@ earlier one. In the large ones the layers without a window have no linear for v,
 from typing import Any
 
 from ...errors import UnsupportedModel
-from ..layer_spec import Heads, LayerSpec, activation_of
-from .family import FULL, Family, Values, layer_windows
-from .gemma import GEMMA3, GEMMA_TENSORS, outer_features
+from ..layer_spec import FULL, SLIDING, Heads, LayerSpec, activation_of
+from .family import Family, Values, layer_windows
+from .gemma import DEFAULTS, GEMMA3, GEMMA_TENSORS, outer_features
 
 _HINT = "use a dense Gemma 4, such as gemma-4-E4B"
 
@@ -95,32 +95,16 @@ def _features(values: Values) -> dict[str, Any]:
 GEMMA4 = Family(
     "gemma4_text",
     _layers,
-    {
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "eos_token_id": 1,
-        "tie_word_embeddings": True,
+    DEFAULTS
+    | {"vocab_size": 262144, "num_hidden_layers": 30, "max_position_embeddings": 131072, "sliding_window": 512}
+    | {"global_head_dim": 512, "num_global_key_value_heads": None, "attention_k_eq_v": False}
+    | {"vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0}
+    | {"enable_moe_block": False, "use_double_wide_mlp": False, "final_logit_softcapping": None}
+    | {
         "rope_parameters": {
             FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-        "sliding_window": 512,
-        "final_logit_softcapping": None,
-        "global_head_dim": 512,
-        "num_global_key_value_heads": None,
-        "vocab_size_per_layer_input": 262144,
-        "hidden_size_per_layer_input": 256,
-        "attention_k_eq_v": False,
-        "num_kv_shared_layers": 0,
-        "enable_moe_block": False,
-        "use_double_wide_mlp": False,
+            SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+        }
     },
     not_null=("head_dim", "num_key_value_heads"),
     aliases=GEMMA3.aliases,

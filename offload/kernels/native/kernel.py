@@ -125,23 +125,26 @@ class Kernel:
         return out
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
-        """Store the codes of a `QuantizedTensor` in its panels."""
-        rows, groups, width = codes.shape
+        """Store the codes `[rows, groups, 16 or 32]` of a `QuantizedTensor` in its panels."""
+        _, groups, width = codes.shape
         is_codes = width in (16, 32) and codes.stride(2) == 1 and codes.itemsize == 1 and codes.is_cpu
         require(is_codes and (width == 32 or format.bits == 4), "codes are bytes, or of 4 bits halves of bytes")
-        check_panels(weight, GROUP_INPUTS * groups, rows, format)
-        self.run(
-            Pack(
-                codes=codes.data_ptr(),
-                row_stride=codes.stride(0),
-                group_stride=codes.stride(1),
-                halves=width == 16,
-                format=ctypes.addressof(format),
-                weight=weight.data_ptr(),
-                rows=rows,
-                inputs=GROUP_INPUTS * groups,
-            )
-        )
+        call = self._pack_call(codes, format, weight, GROUP_INPUTS * groups)
+        call.group_stride, call.halves = codes.stride(1), width == 16
+        self.run(call)
+
+    def pack_blocks(self, blocks: Tensor, format: Format, weight: Tensor, inputs: int) -> None:
+        """Store a matrix of which `blocks` `[rows, bytes]` are those of a GGUF file in its panels."""
+        is_bytes = blocks.dim() == 2 and blocks.stride(1) == 1 and blocks.dtype == torch.uint8 and blocks.is_cpu
+        require(is_bytes, "blocks are rows of bytes")
+        call = self._pack_call(blocks, format, weight, inputs)
+        call.row_bytes = blocks.shape[1]
+        self.run(call)
+
+    def _pack_call(self, source: Tensor, format: Format, weight: Tensor, inputs: int) -> Pack:
+        check_panels(weight, inputs, len(source), format)
+        pointers = {"codes": source.data_ptr(), "format": ctypes.addressof(format), "weight": weight.data_ptr()}
+        return Pack(**pointers, row_stride=source.stride(0), rows=len(source), inputs=inputs)
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""

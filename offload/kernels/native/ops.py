@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
-from ..quantized import QuantizedFormat, QuantizedTensor, neighbours
+from ..quantized import Quantized, QuantizedFormat, QuantizedTensor, neighbours
 from .checks import FLOATS, address, require
 from .kernel import Kernel, check_panels
 from .layout import pack_weight, unpack_weight, weight_rows
@@ -37,7 +37,7 @@ class NativeOperations:
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16
 
-    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> NativeLinear:
+    def quantized_linear(self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None) -> NativeLinear:
         return NativeLinear(self, list(_pack(self.kernel, weights)), bias)
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -169,7 +169,7 @@ class NativeLinear:
         return other
 
 
-def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[Panels]:
+def _pack(kernel: Kernel, weights: Sequence[Quantized | Tensor]) -> Iterator[Panels]:
     """Yield the panels of weights whose outputs are concatenated; neighbours of one format that fill panels are one."""
     for part in neighbours(weights, lambda before, w: before.format == w.format and before.shape[0] % BLOCK == 0):
         if isinstance(part, Tensor):

@@ -1,6 +1,8 @@
 /* Packing and dequantising quantised weights. One version for all levels, because it is not on a hot path. */
 
-static inline __attribute__((always_inline)) int code_bytes(int bits) { /* of a group */
+#define ALWAYS inline __attribute__((always_inline))
+
+static ALWAYS int code_bytes(int bits) { /* of a group */
     return bits >= 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
 }
 
@@ -20,53 +22,158 @@ static inline int64_t group_bytes(const struct format *f) {
 
 static inline int64_t block_bytes(const struct format *f) { return header_bytes(f) + block_groups(f) * group_bytes(f); }
 
-static inline uint32_t four_bytes(const void *memory) {
-    uint32_t word;
-    memcpy(&word, memory, 4);
-    return word;
-}
-
-/* Store a group's codes of one output in a panel's lane. */
-static void pack_group(int bits, const uint8_t *codes, char *to, int lane) {
+/* Store a group's codes of one output in a panel's lane; the order is that of types.h. */
+static ALWAYS void pack_group(const int bits, const uint8_t codes[GROUP_INPUTS], char *to, int lane) {
     uint32_t high[2] = {0, 0};
-    for (int i = 0; i < 8; i++) {
-        uint32_t four = four_bytes(codes + 4 * i), low = four & 0x0f0f0f0f;
-        if (bits == FLOAT8)
-            four = (four & 0xff0000ff) | (four & 0xff00) << 8 | (four >> 8 & 0xff00);
-        if (bits >= 8)
-            memcpy(to + 64 * i + 4 * lane, &four, 4);
-        else if (i % 2) {
-            low = low << 4 | four_bytes(to + 64 * (i / 2) + 4 * lane);
-            memcpy(to + 64 * (i / 2) + 4 * lane, &low, 4);
-        } else {
-            memcpy(to + 64 * (i / 2) + 4 * lane, &low, 4);
+    to += 4 * lane;
+    for (int i = 0; i < GROUP_INPUTS / 8; i++) {
+        uint64_t eight;
+        memcpy(&eight, codes + 8 * i, 8);
+        if (bits == FLOAT8) {
+            const uint64_t inner = (eight & 0x0000ff000000ff00) << 8 | (eight >> 8 & 0x0000ff000000ff00);
+            eight = (eight & 0xff0000ffff0000ff) | inner;
         }
+        const uint64_t low = eight & 0x0f0f0f0f0f0f0f0f, more = eight >> 4 & 0x0303030303030303;
+        const uint32_t words[2] = {(uint32_t)(bits >= 8 ? eight : low | low >> 28), (uint32_t)(eight >> 32)};
+        memcpy(to + 64 * (bits >= 8 ? 2 * i : i), words, 4);
+        if (bits >= 8)
+            memcpy(to + 64 * (2 * i + 1), words + 1, 4);
         if (bits == 5)
-            high[0] |= (four >> 4 & 0x01010101) << i;
+            high[0] |= (uint32_t)(more | more >> 31) << 2 * i;
         if (bits == 6)
-            high[i / 4] |= (four >> 4 & 0x03030303) << 2 * (i % 4);
+            high[i / 2] |= (uint32_t)(more | more >> 30) << 4 * (i % 2);
     }
     for (int part = 0; part < bits - 4 && bits < 8; part++)
-        memcpy(to + 256 + 64 * part + 4 * lane, high + part, 4);
+        memcpy(to + 256 + 64 * part, high + part, 4);
+}
+
+/* Return code i in the low half of byte i, and code 16 + i in its high half. */
+static ALWAYS void split_halves(const uint8_t *from, uint8_t codes[GROUP_INPUTS]) {
+    for (int i = 0; i < GROUP_INPUTS / 2; i++) {
+        codes[i] = from[i] & 15;
+        codes[GROUP_INPUTS / 2 + i] = from[i] >> 4;
+    }
+}
+
+/* Return the codes of group `g` of a GGUF file's block, whose low bits and high bits are given. */
+static ALWAYS void file_codes(const int bits, const int is_split, const uint8_t *low, const uint8_t *high, int g,
+                              uint8_t codes[GROUP_INPUTS]) {
+    if (bits == 8) {
+        memcpy(codes, low, GROUP_INPUTS);
+        return;
+    }
+    if (is_split) { /* 16 bytes a group */
+        split_halves(low + g * GROUP_INPUTS / 2, codes);
+        for (int i = 0; bits == 5 && i < GROUP_INPUTS; i++)
+            codes[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+        return;
+    }
+    const int shift = bits == 6 ? g % 4 / 2 * 4 : g % 2 * 4;
+    low += bits == 6 ? g / 4 * 64 + g % 2 * 32 : g / 2 * 32;
+    for (int i = 0; i < GROUP_INPUTS; i++) {
+        codes[i] = low[i] >> shift & 15;
+        if (bits == 5)
+            codes[i] |= (high[i] >> g & 1) << 4;
+        if (bits == 6)
+            codes[i] |= (high[g / 4 * 32 + i] >> g % 4 * 2 & 3) << 4;
+    }
+}
+
+/* Read the nested scales, and the minima behind 16 of them, of a GGUF file's block. */
+static ALWAYS void file_scales(const int bits, const int has_minimum, const uint8_t *block, uint8_t scales[32]) {
+    const uint8_t *s = block + (has_minimum ? 4 : 2);
+    for (int g = 0; g < NESTED_GROUPS; g++)
+        if (has_minimum) {
+            scales[g] = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | (s[g - 4] >> 2 & 48);
+            scales[16 + g] = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | (s[g] >> 2 & 48);
+        } else if (bits == 4) {
+            scales[g] = (uint8_t)(((s[2 + g / 2] >> g % 2 * 4 & 15) | (s[g / 4] >> g % 4 * 2 & 3) << 4) - 32);
+        }
+    if (bits == 6)
+        memcpy(scales, block + 192, 16);
+}
+
+/* Store a number of 16 bits. */
+static ALWAYS void put_half(char *to, int lane, const uint8_t *half, int sign) {
+    const uint8_t bytes[2] = {half[0], half[1] ^ sign};
+    memcpy(to + 2 * lane, bytes, 2);
+}
+
+/* Pack one block of a GGUF file (ggml-common.h) into a panel's lane. Its layout follows from the format. */
+static ALWAYS void pack_block(const struct format *f, const int bits, const int nested, const int has_minimum,
+                              const uint8_t *block, char *to, int lane) {
+    const int is_split = !nested || (bits == 4 && !has_minimum), numbers = 2 * (1 + has_minimum);
+    const uint8_t *factors = nested && bits == 6 ? block + 208 : block, *high = block + numbers;
+    const uint8_t *low = block + numbers + (bits == 5 ? 4 : 0);
+    uint8_t scales[32], codes[GROUP_INPUTS];
+    if (nested) {
+        high = bits == 6 ? block + 128 : block + 16;
+        low = bits == 6 ? block : block + (has_minimum ? 16 : 8) + (bits == 5 ? 32 : 0);
+        file_scales(bits, has_minimum, block, scales);
+        put_half(to, lane, factors, 0);
+        if (has_minimum)
+            put_half(to + 2 * BLOCK, lane, factors + 2, 0x80); /* ggml subtracts its minima */
+        to += numbers * BLOCK;
+    }
+    for (int g = 0; g < (nested ? NESTED_GROUPS : 1); g++, to += group_bytes(f)) {
+        char *behind = to + code_bytes(bits);
+        file_codes(bits, is_split, low, high, g, codes);
+        pack_group(bits, codes, to, lane);
+        if (!nested) {
+            put_half(behind, lane, block, 0);
+            if (has_minimum)
+                put_half(behind + 2 * BLOCK, lane, block + 2, 0);
+        } else if (bits == 6) {
+            behind[lane] = (char)scales[2 * g];
+            behind[BLOCK + lane] = (char)scales[2 * g + 1];
+        } else {
+            behind[lane] = (char)scales[g];
+            if (has_minimum)
+                behind[BLOCK + lane] = (char)scales[16 + g];
+        }
+    }
+}
+
+/* Pack some panels of a matrix of blocks. */
+static ALWAYS void pack_file_panels(const struct pack *p, const int bits, const int nested, const int has_minimum,
+                                    int64_t first, int64_t last) {
+    const int64_t groups = nested ? NESTED_GROUPS : 1, blocks = p->inputs / (groups * GROUP_INPUTS);
+    const int64_t bytes = p->row_bytes / blocks;
+    for (int64_t i = first * blocks; i < last * blocks; i++)
+        for (int64_t row = i / blocks * BLOCK; row < p->rows && row < (i / blocks + 1) * BLOCK; row++)
+            pack_block(p->format, bits, nested, has_minimum, p->codes + row * p->row_stride + i % blocks * bytes,
+                       p->weight + i * block_bytes(p->format), row % BLOCK);
 }
 
 /* Pack the codes of some outputs. Memory between them, for the scales, is left as it is. */
-static int pack_rows(const void *call, int64_t first, int64_t last) {
-    const struct pack *p = call;
+static ALWAYS void pack_codes(const struct pack *p, const int bits, int64_t first, int64_t last) {
     const struct format *f = p->format;
     int64_t groups = block_groups(f), blocks = p->inputs / (groups * GROUP_INPUTS);
-    for (int64_t row = first; row < last; row++)
+    for (int64_t row = first * BLOCK; row < last * BLOCK && row < p->rows; row++)
         for (int64_t g = 0; g < p->inputs / GROUP_INPUTS; g++) {
             char *block = p->weight + (row / BLOCK * blocks + g / groups) * block_bytes(f);
-            char *group = block + header_bytes(f) + g % groups * group_bytes(f);
             const uint8_t *codes = p->codes + row * p->row_stride + g * p->group_stride;
             uint8_t separate[GROUP_INPUTS];
-            for (int i = 0; p->halves && i < GROUP_INPUTS / 2; i++) {
-                separate[i] = codes[i] & 15;
-                separate[GROUP_INPUTS / 2 + i] = codes[i] >> 4;
-            }
-            pack_group(f->bits, p->halves ? separate : codes, group, row % BLOCK);
+            if (p->halves)
+                split_halves(codes, separate);
+            pack_group(bits, p->halves ? separate : codes, block + header_bytes(f) + g % groups * group_bytes(f), row % BLOCK);
         }
+}
+
+static int pack_panels(const void *call, int64_t first, int64_t last) {
+    const struct pack *p = call;
+    const int bits = p->format->bits, nested = p->format->nested, has_minimum = p->format->has_minimum;
+#define CASE(own, is_nested, minimum)                                                                              \
+    if (p->row_bytes && bits == own && !nested == !is_nested && !has_minimum == !minimum)                          \
+        pack_file_panels(p, own, is_nested, minimum, first, last);
+    CASE(4, 0, 0) CASE(4, 0, 1) CASE(5, 0, 0) CASE(5, 0, 1) CASE(8, 0, 0)
+    CASE(4, 1, 1) CASE(5, 1, 1) CASE(6, 1, 0) CASE(4, 1, 0)
+#undef CASE
+#define CASE(own)                                                                                                  \
+    if (!p->row_bytes && bits == own)                                                                              \
+        pack_codes(p, own, first, last);
+    CASE(4) CASE(5) CASE(6) CASE(8) CASE(FLOAT8)
+#undef CASE
     return 0;
 }
 
@@ -153,6 +260,6 @@ static int unpack_rows(const void *call, int64_t first, int64_t last) {
 }
 END_UNFUSED
 
-static int pack(const void *call) { return run_rows(pack_rows, call, ((const struct pack *)call)->rows); }
+static int pack(const void *call) { return pool_run(pack_panels, call, (((const struct pack *)call)->rows + BLOCK - 1) / BLOCK); }
 
 static int unpack(const void *call) { return run_rows(unpack_rows, call, ((const struct unpack *)call)->rows); }

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..quantized import QuantizedFormat, QuantizedTensor
+from ..quantized import Quantized, QuantizedFormat, QuantizedTensor, StoredBlocks
 from .checks import require
 from .kernel import Kernel
 from .layout import panel_memory
@@ -33,7 +33,7 @@ def format_struct(kind: QuantizedFormat) -> Format:
     return result
 
 
-def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor:
+def pack_quantized(kernel: Kernel, weights: Sequence[Quantized]) -> Tensor:
     """Return weights `[out, in]` of one format below each other, as panels `[panels, in / block, bytes]`, uint8.
 
     The outputs of all but the last are a multiple of 16; those of the last are padded to one.
@@ -45,6 +45,9 @@ def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor
         packed[-1].zero_()
     panels = [-(-weight.shape[0] // BLOCK) for weight in weights]
     for weight, part in zip(weights, packed.split(panels), strict=True):
+        if isinstance(weight, StoredBlocks):
+            kernel.pack_blocks(weight.blocks, format_struct(kind), part, weight.inputs)
+            continue
         kernel.pack(weight.codes, format_struct(kind), part)
         for numbers, place in _places(part, kind):
             own = getattr(weight, numbers.name)

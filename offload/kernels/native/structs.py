@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint16, c_void_p
 
-LAYOUT = 27  # as in types.h
+LAYOUT = 28  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result
@@ -91,7 +91,7 @@ class Append(ctypes.Structure):
 
 
 class Pack(ctypes.Structure):
-    _fields_ = _fields("p codes", "q row_stride group_stride", "i halves", "p format weight", "q rows inputs")
+    _fields_ = _fields("p codes", "q row_stride group_stride row_bytes", "i halves", "p format weight", "q rows inputs")
 
 
 class Unpack(ctypes.Structure):

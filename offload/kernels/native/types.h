@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 27,     /* raise it with any change that Python sees */
+    LAYOUT = 28,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
@@ -222,10 +222,11 @@ struct packing {
     int32_t plane;       /* 1: unpack what plane A alone has, with half a step added */
 };
 
-/* Store the codes of a matrix in panels. */
+/* Store a matrix in panels: the blocks of a GGUF file, or codes alone. */
 struct pack {
     const uint8_t *codes; /* [rows][groups][32], or where `halves` is set [16]: code i and 16 + i in byte i */
     int64_t row_stride, group_stride; /* bytes between them */
+    int64_t row_bytes;    /* 0, or the bytes of a row of blocks, to which `codes` points */
     int32_t halves;
     const struct format *format;
     char *weight;

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ...kernels.quantized import QuantizedTensor
+    from ...kernels.quantized import Quantized, QuantizedTensor
     from ..tokenizers.tokenizer import Tokenizer
 
 Part = tuple[slice, ...]  # of a tensor: some rows, or all rows and some columns
@@ -46,7 +46,7 @@ class Weight(Protocol):
         With `part`, slices of rows and columns, only that part is read where the format allows it.
         """
 
-    def quantized(self) -> QuantizedTensor | None:
+    def quantized(self) -> Quantized | None:
         """Return the matrix as it is stored; None for floating point and formats that the kernels do not read."""
 
 

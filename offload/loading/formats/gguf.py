@@ -22,13 +22,13 @@ from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
 from ..tokenizers.gguf_tokenizer import end_of_turn_ids, tokenizer_from_metadata
 from .checkpoint import Checkpoint, Part, Weight, Weights
-from .gguf_file import GGUFFile, TensorInfo
+from .gguf_file import GGUFFile, TensorInfo, unsupported_type
 from .layer_tensors import checkpoint_sizes, layer_sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...kernels.quantized import QuantizedTensor
+    from ...kernels.quantized import Quantized
     from ..tokenizers.tokenizer import Tokenizer
 
 _KEYS = {  # behind the name of the architecture
@@ -42,6 +42,11 @@ _KEYS = {  # behind the name of the architecture
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
 _OPTIONAL = ("num_key_value_heads", "head_dim")
+_EXPERT_KEYS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
 _HINT = "fetch or convert the model again"
 _SAFETENSORS = "use the model's safetensors"
 _UNSUPPORTED = {  # keys that are absent or zero in models that run -> what others have
@@ -52,7 +57,7 @@ _UNSUPPORTED = {  # keys that are absent or zero in models that run -> what othe
     "rope.dimension_sections": "RoPE on several axes, as in models that read images,",
     "nextn_predict_layers": "layers that predict further tokens",
 }
-_MODULES = {  # llama.cpp's names of tensors -> transformers'
+_MODULES = {  # llama.cpp's names of tensors -> the decoder's
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -65,9 +70,22 @@ _MODULES = {  # llama.cpp's names of tensors -> transformers'
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
 }
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # ggml's names -> torch's
-_BARE = ("self_attn.sinks",)  # whose names in safetensors do not end with .weight
+_BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")  # whose names in safetensors do not end with .weight
 _FREQUENCIES = ("attn_rot_embd", "rope_freqs")  # RoPE's, of old files
 _LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)")
 _STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
@@ -110,26 +128,23 @@ class GGUFWeight:
         return data[torch.arange(self.size[0]).view(self.heads, -1, 2).transpose(1, 2).flatten()]
 
     def read(self, part: Part | None = None) -> Tensor:
-        """Return the tensor in fp32: dequantised as a whole, and then sliced. Raises UnsupportedModel."""
+        """Return the tensor: dequantised in fp32 as a whole, and then sliced."""
         import torch
 
         data, kind = self._stored(), self.tensor.kind
         if kind in _FLOATS:
-            return data.view(getattr(torch, _FLOATS[kind]))[part or ...].to(torch.float32, copy=True)
+            return data.view(getattr(torch, _FLOATS[kind]))[part or ...]
         from gguf import GGMLQuantizationType, dequantize
 
-        try:
-            values = dequantize(data.numpy(), GGMLQuantizationType(self.tensor.type))
-        except NotImplementedError as error:
-            raise UnsupportedModel(f"a tensor is quantised as {kind}: {error}", _SAFETENSORS) from error
+        values = dequantize(data.numpy(), GGMLQuantizationType(self.tensor.type))
         return torch.from_numpy(np.array(values))[part or ...]
 
-    def quantized(self) -> QuantizedTensor | None:
+    def quantized(self) -> Quantized | None:
         if self.bits is None:
             return None
-        from .gguf_blocks import split_blocks
+        from .gguf_blocks import stored_matrix
 
-        return split_blocks(self.tensor.kind, self._stored())
+        return stored_matrix(self.tensor.kind, self._stored())
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -145,6 +160,7 @@ class GGUFCheckpoint(Checkpoint):
         self._family, self._names = self._find_family()
         self.generation = {} if generation is None else read_json(generation)
         self.shape = self._shape()
+        self._check_types()
         if name := next(self._unused(), None):
             raise UnsupportedModel(f"GGUF models with the tensor {short_text(name)} are not supported", _SAFETENSORS)
 
@@ -180,11 +196,16 @@ class GGUFCheckpoint(Checkpoint):
     def _shape(self) -> ModelShape:
         """Read the shape from the metadata. Raises CheckpointError, UnsupportedModel."""
         names, sizes = self._names, {name: tensor.size for name, tensor in self._file.tensors.items()}
-        keys = _KEYS | dict(names.keys)
+        keys = _KEYS | (_EXPERT_KEYS if "num_experts" in self._family.defaults else {}) | dict(names.keys)
+        if self._family.has_layer_windows:
+            keys["sliding_window"] = "attention.sliding_window"
         values = {ours: value for ours, key in keys.items() if (value := self._own(key)) is not None}
         if missing := [keys[name] for name in _KEYS if name not in values and name not in _OPTIONAL]:
             raise CheckpointError(f"{self.path} lacks {missing[0]}", _HINT)
-        self._refuse_variants(values)
+        self._refuse_variants(values, keys)
+        values["num_hidden_layers"] -= values.pop("num_nextn_predict_layers", 0)  # the file counts them, too
+        if "use_qk_norm" in self._family.defaults:
+            values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in sizes
         if values.get("sliding_window") == 0:  # "not set", as in llama.cpp
             values["sliding_window"] = None
         check = ConfigCheck(str(self.path), _HINT)
@@ -211,14 +232,17 @@ class GGUFCheckpoint(Checkpoint):
             shape = replace(shape, norm_offset=0.0)
         return replace(shape, rope_divisors=self._divisors(shape.rotary_dim // 2))
 
-    def _refuse_variants(self, values: dict[str, Any]) -> None:
-        """Raise UnsupportedModel for variants that the decoder would compute as the plain model, and wrongly."""
+    def _refuse_variants(self, values: dict[str, Any], keys: dict[str, str]) -> None:
+        """Raise UnsupportedModel for variants that the decoder would compute as the plain model, and wrongly.
+
+        `keys` are those that are read.
+        """
         names = self._names
         if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
             raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", _SAFETENSORS)
         for key, what in _UNSUPPORTED.items():
             value = self._own(key)
-            if key not in names.keys.values() and (any(value) if isinstance(value, list) else value):
+            if key not in keys.values() and (any(value) if isinstance(value, list) else value):
                 raise UnsupportedModel(f"{what} are not supported ({key} is {short_repr(value)})", _SAFETENSORS)
         for key in names.switches:
             if self._own(key) is False:
@@ -240,6 +264,18 @@ class GGUFCheckpoint(Checkpoint):
         if kind == "yarn" and original:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
         return rope | dict(self._names.yarn) if kind == "yarn" else rope
+
+    def _check_types(self) -> None:
+        """Raise UnsupportedModel for a weight of a type that neither we nor the gguf package dequantise."""
+        kinds = {tensor.kind: name for name, tensor in self._file.tensors.items() if self._transformers_name(name)}
+        for kind in kinds.keys() - _FLOATS.keys() - FORMATS.keys():
+            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+            number = GGMLQuantizationType[kind]
+            try:
+                dequantize(np.zeros((1, GGML_QUANT_SIZES[number][1]), np.uint8), number)
+            except NotImplementedError:
+                raise unsupported_type(kinds[kind], kind) from None
 
     def _divisors(self, wanted: int) -> tuple[float, ...] | None:
         """Read the divisor of each frequency, as llama.cpp stores Llama 3's RoPE scaling. Raises CheckpointError."""
@@ -271,11 +307,16 @@ class GGUFCheckpoint(Checkpoint):
 
         The name of a tensor with the matrices of all experts has * in place of their numbers.
         """
-        match, modules = _STORED.fullmatch(name), _MODULES | dict(self._names.tensors)
+        match = _STORED.fullmatch(name)
+        has_post_norms = any(spec.post_norms for spec in self.shape.specs)
+        norm = "post_self_attn_layernorm" if has_post_norms else "post_attention_layernorm"
+        modules = _MODULES | {"post_attention_norm": norm}
         if match is None or match["stem"] not in modules:
             return None
+        if int(match["layer"] or 0) in range(self.shape.layers, self._own("block_count")):
+            return None  # a layer that predicts further tokens
         layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
-        module = modules[match["stem"]]
+        module = self._family.checkpoint_name(modules[match["stem"]])
         return f"{layer}{module}" if module in _BARE else f"{layer}{module}.{match['kind']}"
 
     def _unused(self) -> Iterator[str]:

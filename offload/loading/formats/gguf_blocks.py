@@ -1,5 +1,7 @@
 """Splits the blocks of quantised GGUF tensors into codes, scales and minima, without changing a value.
 
+The native kernel reads the blocks itself; codes apart are for GPUs and for parts of rows.
+
 Layouts: ggml's block structs (ggml-common.h), as the gguf package dequantises them.
 """
 
@@ -10,14 +12,20 @@ import torch
 from torch import Tensor
 
 from ...architecture.weight_formats import FORMATS, QuantizedFormat
-from ...kernels.quantized import QuantizedTensor
+from ...kernels.quantized import Quantized, QuantizedTensor, StoredBlocks
 from .gguf_file import BLOCK_BYTES
 
 
-def split_blocks(name: str, data: Tensor) -> QuantizedTensor:
+def stored_matrix(name: str, data: Tensor) -> Quantized:
     """Return the matrix whose blocks are the rows `[rows, bytes]` of `data`, uint8; `name` is one of `FORMATS`."""
-    kind = FORMATS[name]
-    return _SPLITTERS[name](kind, data.view(len(data), -1, BLOCK_BYTES[name]))
+    kind, split = FORMATS[name], _SPLITTERS[name]
+
+    def splitter(blocks: Tensor) -> QuantizedTensor:
+        return split(kind, blocks.view(len(blocks), -1, BLOCK_BYTES[name]))
+
+    if name == "MXFP4":  # its scales decide the format
+        return splitter(data)
+    return StoredBlocks(kind, data, data.shape[1] // BLOCK_BYTES[name] * kind.block, splitter)
 
 
 def _halves(data: Tensor) -> Tensor:
@@ -79,6 +87,17 @@ def _split_six(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
     return QuantizedTensor(kind, codes.flatten(1).unflatten(1, (-1, 32)), scales, None, _halves(blocks[..., 208:210]))
 
 
+def _split_uneven(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
+    """Split IQ4_XS: the factor, high two and low four bits of 8 scales less 32, the codes."""
+    pairs, fours = torch.arange(0, 8, 2, dtype=torch.uint8), torch.tensor([0, 4], dtype=torch.uint8)
+    high = (blocks[..., 2:4].unsqueeze(-1) >> pairs & 3).flatten(-2)
+    low = (blocks[..., 4:8].unsqueeze(-1) >> fours & 15).flatten(-2)
+    scales = (low | high << 4).view(torch.int8) - 32
+    return QuantizedTensor(
+        kind, blocks[..., 8:].flatten(1).unflatten(1, (-1, 16)), scales.flatten(1), None, _halves(blocks[..., :2])
+    )
+
+
 def _split_powers(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
     """Split MXFP4: the exponent of the scale, the codes."""
     return with_powers(kind, blocks[..., 1:], blocks[..., 0])
@@ -106,4 +125,5 @@ _SPLITTERS: dict[str, _Splitter] = {
     "Q4_K": _split_nested,
     "Q5_K": _split_nested,
     "Q6_K": _split_six,
+    "IQ4_XS": _split_uneven,
 }

@@ -29,8 +29,10 @@ _PARTS_KEY = "split.count"
 _TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 28: ("F64", 1, 8), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 39: ("MXFP4", 32, 17),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136),
+    39: ("MXFP4", 32, 17),
 }  # fmt: skip
+_NEWER = {40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}  # that not every gguf package knows
 BLOCK_BYTES = {name: size for name, _, size in _TYPES.values()}
 
 
@@ -91,6 +93,7 @@ class _Part:
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, len(_MAGIC)
         self._values: dict[str, tuple[int, int]] = {}  # by key: the type of a value and where it is
+        self._lists: dict[str, list[str]] = {}  # that were read: they have as many texts as the vocabulary
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -159,14 +162,14 @@ class _Part:
             inner, count = self._number("u4"), self._number("u8")
             if inner != _TEXT:
                 return np.frombuffer(self._map, f"<{_NUMBERS[inner]}", count, self._at)
-            return self._texts(count)
+            if key not in self._lists:
+                self._lists[key] = self._texts(count)
+            return self._lists[key]
         except (ValueError, struct.error) as error:
             raise self._damaged(error) from error
 
     def _texts(self, count: int) -> list[str]:
-        start = self._at
-        data = self._map[start : self._walk(start, count)]
-        texts, at, unpack = [], 0, _LENGTH.unpack_from
+        texts, at, data, unpack = [], self._at, self._map, _LENGTH.unpack_from
         for _ in range(count):
             begin = at + _LENGTH.size
             at = begin + unpack(data, at)[0]
@@ -211,5 +214,10 @@ def _rare_type(name: str, number: int) -> tuple[str, int, int]:
         kind = GGMLQuantizationType(number)
         return (kind.name, *GGML_QUANT_SIZES[kind])
     except (ValueError, KeyError):
-        message = f"{name} is stored as GGUF's type {number}, which the gguf package does not know"
-        raise UnsupportedModel(message, "use another quantisation of the model") from None
+        raise unsupported_type(name, _NEWER.get(number, f"type {number}")) from None
+
+
+def unsupported_type(name: str, kind: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} is stored as {kind}, which is not supported", "use another quantisation of the model"
+    )

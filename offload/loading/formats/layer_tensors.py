@@ -43,7 +43,8 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
         linears[f"{mlp}.up_proj"] = (width, hidden, spec.mlp_bias)
         linears[f"{mlp}.down_proj"] = (hidden, width, spec.mlp_bias)
     if spec.shares_expert and shape.experts is not None:
-        linears["mlp.shared_expert_gate"] = (1, hidden, False)
+        if spec.gates_shared_expert:
+            linears["mlp.shared_expert_gate"] = (1, hidden, False)
         for name in ("gate_proj", "up_proj"):
             linears[f"mlp.shared_expert.{name}"] = (shape.experts.shared, hidden, False)
         linears["mlp.shared_expert.down_proj"] = (hidden, shape.experts.shared, False)
@@ -51,6 +52,8 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     sizes |= {f"{name}.bias": (out,) for name, (out, _, bias) in linears.items() if bias}
     kinds = ("weight", "bias") if spec.norm_bias else ("weight",)
     sizes |= {f"{name}.{kind}": (hidden,) for name in _norms(spec) for kind in kinds}
+    if spec.router == "sigmoid" and shape.experts is not None:
+        sizes["mlp.gate.e_score_correction_bias"] = (shape.experts.count,)
     if spec.has_sinks:
         sizes["self_attn.sinks"] = (shape.heads,)
     if spec.is_linear and shape.linear is not None:

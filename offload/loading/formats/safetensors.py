@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...architecture.checkpoint_json import read_json
 from ...architecture.config_checks import check_of_config
-from ...architecture.families.family import is_decoder, is_text, is_wrapper, text_name
+from ...architecture.families.family import decoder_test, is_text, is_wrapper, text_name
 from ...architecture.hf_config import shape_from_config
 from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ...short_repr import short_text
@@ -111,7 +111,7 @@ class FolderCheckpoint(Checkpoint):
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
-        rename, reads = (text_name, is_text) if is_wrapper(config) else (str, is_decoder)
+        rename, reads = (text_name, is_text) if is_wrapper(config) else (str, decoder_test(config))
         self._open(path, rename, reads, layout_of(config))
         self.quantization = quantization_text(config) if self._layout else ""
 

@@ -4,27 +4,26 @@ A template comes with a checkpoint and is not trusted: it runs in Jinja's sandbo
 """
 
 import json
-import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, nodes
-from jinja2.exceptions import TemplateError
+from jinja2 import Template, meta, nodes
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...errors import PromptError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-_SWITCH = "enable_thinking"  # the variable of a template
-_HINT = "leave the system message out, use --raw to go without the template, or use another model"
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch thinking on and off
+_PART = "a part of a content"
+_PLAIN = "use --raw to go without the template, or use another model"
 
-# A text, whether control tokens that are spelt out in it are text, and whether it begins the prompt.
-Encode = Callable[[str, bool, bool], list[int]]
+Encode = Callable[[str, bool], list[int]]  # a text, and whether it begins the prompt
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
@@ -32,7 +31,7 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]
 class ChatMessage:
     """One message of a conversation. `ids` are the tokens of an assistant's, if they are known.
 
-    `more` are further values for the template: an assistant's calls of tools, or which call a tool's message answers.
+    `more` are further values for the template, such as an assistant's calls of tools, or a content of several parts.
     """
 
     role: str
@@ -65,14 +64,15 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 @lru_cache(maxsize=4)
-def _compiled(source: str) -> Template:
+def _compiled(source: str) -> tuple[Template, Set[str]]:
+    """Return a template, and the names of the variables that it reads."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment.from_string(source)
+    return environment.from_string(source), meta.find_undeclared_variables(environment.parse(source))
 
 
 class ChatTemplate:
@@ -92,65 +92,80 @@ class ChatTemplate:
         default = self._sources.get("default", "")
         return self._sources.get("tool_use", default) if with_tools else default
 
+    def _compiled(self, with_tools: bool = False) -> tuple[Template, Set[str]]:
+        try:
+            return _compiled(self.text(with_tools))
+        except TemplateSyntaxError as error:
+            raise PromptError(f"line {error.lineno} of the model's chat template is wrong: {error}", _PLAIN) from error
+
     @property
-    def has_switch(self) -> bool:
-        """Return whether thinking can be switched on and off, as by the templates of Qwen3 and SmolLM3."""
-        return _SWITCH in self.text()
+    def variables(self) -> Set[str]:
+        """The variables that the template reads."""
+        return self._compiled()[1]
+
+    @property
+    def switch(self) -> str | None:
+        """The variable that switches thinking on and off, as in the templates of Qwen3 and Granite; or None."""
+        return next((name for name in _SWITCHES if name in self.variables), None)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether contents may be lists of parts."""
+        parts = [{"type": "text", "text": _PART}, {"type": "text", "text": _PART}]
+        try:
+            text = self.render([{"role": USER, "content": parts}])
+        except PromptError:
+            return False
+        return text.count(_PART) == len(parts) and "'text'" not in text and '"text"' not in text
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        think: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text of a conversation, up to the answer. `think` is the switch's value; None: its default.
+        """Return the text of a conversation, up to the answer.
 
-        `tools` are those that may be called, as in OpenAI's API. Raises PromptError if the template refuses them.
+        `tools` are those that may be called, as in OpenAI's API; `variables` are further ones. Raises PromptError if
+        the template refuses them.
         """
-        values: dict[str, Any] = {"messages": [dict(message) for message in messages], "tools": tools and list(tools)}
-        values |= {"documents": None, "add_generation_prompt": True} | self._special_tokens
+        values: dict[str, Any] = {"documents": None, **(variables or {}), **self._special_tokens}
+        values |= {"messages": [dict(message) for message in messages], "tools": tools and list(tools)}
+        values["add_generation_prompt"] = True
+        template, _ = self._compiled(bool(tools))
         try:
-            return _compiled(self.text(bool(tools))).render(**values, **({} if think is None else {_SWITCH: think}))
+            return template.render(**values)
         except Exception as error:  # templates raise any type
-            raise PromptError(f"the model's chat template refuses this conversation: {error}", _HINT) from error
+            has_system = any(message["role"] == SYSTEM for message in messages)
+            hint = f"leave the system message out, {_PLAIN}" if has_system else _PLAIN
+            raise PromptError(f"the model's chat template refuses this conversation: {error}", hint) from error
 
 
-def encode_conversation(
-    messages: Sequence[ChatMessage], render: Render, encode: Encode, control_tokens: Sequence[str]
-) -> list[int]:
+def encode_conversation(messages: Sequence[ChatMessage], render: Render, encode: Encode) -> list[int]:
     """Return the token ids of a conversation, up to the next answer.
 
     An answer with known ids has these: the prompt of a turn begins with the tokens of the turn before, whose keys and
-    values are in memory. The text between two such answers is rendered by the template and encoded as one text. Where a
-    message in it spells out one of the `control_tokens`, messages are encoded apart, as plain text, so that a document
-    cannot act as another role. Raises PromptError if the template refuses or drops a message.
+    values are in memory. The text between two such answers is encoded as one. Raises PromptError if the template
+    refuses or drops a message.
     """
-    if any(token in json.dumps(each.more, ensure_ascii=False) for token in control_tokens for each in messages):
-        raise PromptError("a call of a tool spells out a control token", "leave it out")
     salt = secrets.token_hex(8)  # private-use characters and a number that no document knows mark each message's place
     places = {f"\ue000{salt}.{number}\ue001": message for number, message in enumerate(messages)}
     known = [mark for mark, message in places.items() if message.ids is not None and not message.more]
 
-    def rendered(contents: Mapping[str, str]) -> list[str]:
-        fields = [{"role": each.role, "content": contents[mark], **each.more} for mark, each in places.items()]
-        return _split(render(fields), known)
+    def rendered(contents: Mapping[str, str]) -> str:
+        return render([{"role": each.role, "content": contents[mark], **each.more} for mark, each in places.items()])
 
-    texts = rendered({mark: mark if mark in known else each.content for mark, each in places.items()})
-    patterns = rendered({mark: mark for mark in places})
+    texts = _split(rendered({mark: mark if mark in known else each.content for mark, each in places.items()}), known)
+    pattern = render([{**each.more, "role": each.role, "content": mark} for mark, each in places.items()])
     for mark, message in places.items():
-        if mark not in known and not message.more and not any(mark in pattern for pattern in patterns):
+        if mark not in pattern and message.content.strip() and "tool_calls" not in message.more:
             what = "an earlier answer" if message.role == ASSISTANT else f"the {message.role} message"
-            raise PromptError(f"the model's chat template drops {what}", _HINT)
+            raise PromptError(f"the model's chat template drops {what}", f"leave it out, {_PLAIN}")
     ids: list[int] = []
-    for number, (text, pattern) in enumerate(zip(texts, patterns, strict=True)):
+    for number, text in enumerate(texts):
         if number:
             ids += places[known[number - 1]].ids or ()
-        present = {mark: message.content for mark, message in places.items() if mark in pattern}
-        if not any(token in content for token in control_tokens for content in present.values()):
-            ids += encode(text, False, not ids)
-            continue
-        for part in re.split("(" + "|".join(map(re.escape, present)) + ")", pattern):
-            ids += encode(present.get(part, part), part in present, not ids)
+        ids += encode(text, not ids)
     return ids
 
 
@@ -160,6 +175,6 @@ def _split(text: str, marks: Sequence[str]) -> list[str]:
     for mark in marks:
         part, found, text = text.partition(mark)
         if not found:
-            raise PromptError("the model's chat template drops an earlier answer", _HINT)
+            raise PromptError("the model's chat template drops an earlier answer", _PLAIN)
         parts.append(part)
     return [*parts, text]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UnsupportedModel
+from ...errors import PromptError, UnsupportedModel
 from ...short_repr import short_text
+from .chat_template import ASSISTANT, USER, ChatTemplate
 from .text_pieces import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
 from .tokenizer import Tokenizer, tokenizer_errors
 
@@ -92,13 +93,34 @@ _SPACE = "▁"
 
 
 def end_of_turn_ids(read: Metadata) -> list[int]:
-    """Return the ids of the tokens that end a turn by their well-known names."""
+    """Return the ids of the tokens that end a turn: by their well-known names, or in the chat template."""
     tokens, types = read(f"{_KEY}tokens"), read(f"{_KEY}token_type")
     if tokens is None or types is None:
         return []
-    names = END_OF_TURN - {"<|end|>"} if set(_HARMONY) <= set(tokens) else END_OF_TURN
-    pairs = zip(tokens, types, strict=False)
-    return [at for at, (token, kind) in enumerate(pairs) if token in names and kind in (_CONTROL, _USER_DEFINED)]
+    is_harmony = set(_HARMONY) <= set(tokens)
+    names = END_OF_TURN - {"<|end|>"} if is_harmony else END_OF_TURN
+    control = [at for at, kind in enumerate(types[: len(tokens)]) if kind in (_CONTROL, _USER_DEFINED)]
+    after = "" if is_harmony else _after_an_answer(read, tokens)
+    written = max((tokens[at] for at in control if after.startswith(tokens[at])), key=len, default=None)
+    return [at for at in control if tokens[at] in names or tokens[at] == written]
+
+
+def _after_an_answer(read: Metadata, tokens: Sequence[str]) -> str:
+    """Return what the chat template writes after an assistant's message; "" without one that can be rendered."""
+    template, answer = read("tokenizer.chat_template"), "an answer of the assistant"
+    if not isinstance(template, str):
+        return ""
+    try:
+        messages = [{"role": USER, "content": "a"}, {"role": ASSISTANT, "content": answer}]
+        text = ChatTemplate(template, _special_tokens(read, tokens)).render(messages)
+    except (PromptError, LookupError, TypeError):  # as for damaged metadata, which the tokenizer reports
+        return ""
+    return text.rpartition(answer)[2].lstrip() if answer in text else ""
+
+
+def _special_tokens(read: Metadata, tokens: Sequence[str]) -> dict[str, str]:
+    ids = {name: read(f"{_KEY}{key}") for name, key in _SPECIAL.items()}
+    return {name: tokens[token] for name, token in ids.items() if token is not None}
 
 
 def tokenizer_from_metadata(read: Metadata) -> Tokenizer:
@@ -127,8 +149,7 @@ def tokenizer_from_metadata(read: Metadata) -> Tokenizer:
             if kind in whole
         ]
         backend.add_tokens(added)
-        ids = {name: read(f"{_KEY}{key}") for name, key in _SPECIAL.items()}
-        special = {name: tokens[token] for name, token in ids.items() if token is not None}
+        special = _special_tokens(read, tokens)
         begins = read(f"{_KEY}add_bos_token")
         begins = (model == "llama" or pre in _WHOLE_WORDS) if begins is None else begins
         begin = special.get("bos_token") if begins else None

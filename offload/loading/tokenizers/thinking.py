@@ -1,17 +1,18 @@
-"""Separates what a reasoning model thinks from its answer, as the text streams: by <think>, or by harmony's channels.
+"""Separates what a reasoning model thinks from its answer, as the text streams.
 
 In the harmony format, which gpt-oss writes, a message is `<|channel|>NAME<|message|>TEXT<|end|>`, and the next one
 begins with `<|start|>assistant` (cookbook.openai.com, "OpenAI harmony response format"). Channel `final` has the
-answer; the others are thinking.
+answer; the others are thinking. The other formats have marks around the thinking.
 """
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 from typing import NamedTuple
 
 OPENING, CLOSING = "<think>", "</think>"
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _FINAL = "final"
 _BETWEEN = "\n\n"  # two messages of thinking
 
@@ -20,31 +21,52 @@ class ThinkingFormat(NamedTuple):
     """How a model marks its thinking.
 
     Args:
-        marks: texts that have to be decoded, although they may be special tokens.
-        openings: one of them begins a text with thinking.
-        closing: ends the thinking.
-        has_messages: whether thinking and answers are messages with headers, each of which `closing` ends.
-        begins: begins the thinking before an answer that is bound to a schema; None: every answer begins with it.
-        ends: ends that thinking.
+        opening, closing: stand around the thinking. A template that has one of them writes this format.
+        label: follows the opening and is no thinking.
+        answer: stand around the answer.
+        has_messages: whether thinking and answers are messages of the harmony format.
     """
 
-    marks: tuple[str, ...]
-    openings: tuple[str, ...]
+    opening: str
     closing: str
-    has_messages: bool
-    begins: str | None
-    ends: str
+    label: str = ""
+    answer: tuple[str, str] = ("", "")
+    has_messages: bool = False
 
     @property
-    def has_gap(self) -> bool:
-        """Return whether blanks may stand between the thinking and the answer."""
-        return not self.has_messages
+    def marks(self) -> tuple[str, ...]:
+        """Return all marks; they have to be decoded, although they may be special tokens."""
+        more = (_START, _MESSAGE, "<|constrain|>") if self.has_messages else self.answer
+        return (self.opening, self.closing, *more)
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether an answer may begin without the marks of the format."""
+        return not self.has_messages and not self.answer[0]
+
+    @property
+    def ends(self) -> re.Pattern[bytes]:
+        """Return what an answer follows that is bound to a schema."""
+        if self.has_messages:
+            return re.compile(rb"<\|channel\|>\s*final[^<]*(<\|constrain\|>[^<]*)?<\|message\|>")
+        return re.compile(re.escape((self.answer[0] or self.closing).encode()))
 
 
-TAGS = ThinkingFormat((OPENING, CLOSING), (OPENING,), CLOSING, False, OPENING, CLOSING)
-HARMONY = ThinkingFormat(
-    (START, CHANNEL, MESSAGE, END, "<|constrain|>"), (CHANNEL, START), END, True, None, f"{CHANNEL}{_FINAL}{MESSAGE}"
+TAGS = ThinkingFormat(OPENING, CLOSING)
+HARMONY = ThinkingFormat(_CHANNEL, "<|end|>", has_messages=True)
+FORMATS = (
+    HARMONY,
+    ThinkingFormat("<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    ThinkingFormat("<|channel>", "<channel|>", label="thought"),  # Gemma 4
+    ThinkingFormat("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    ThinkingFormat("<seed:think>", "</seed:think>"),
+    TAGS,
 )
+
+
+def thinking_format(template: str) -> ThinkingFormat | None:
+    """Return how the model of a chat template thinks; None: it does not."""
+    return next((each for each in FORMATS if each.opening in template or each.closing in template), None)
 
 
 def overlap(text: str, mark: str) -> int:
@@ -67,7 +89,7 @@ class Thinking:
     Only a text's beginning can be thinking: an answer that writes about <think> stays whole.
     """
 
-    def __init__(self, is_open: bool = False, form: ThinkingFormat = TAGS) -> None:
+    def __init__(self, form: ThinkingFormat = TAGS, is_open: bool = False) -> None:
         """`is_open`: the prompt ends with <think>, as some chat templates write it, so the text begins by thinking."""
         self.form = form
         self._at = _At.THINKING if is_open else _At.START
@@ -87,17 +109,14 @@ class Thinking:
         thought, answer, before = "", "", None
         while before is not self._at:
             before = self._at
-            if before is _At.START:
+            if before in (_At.START, _At.GAP):
                 self._begin()
             elif before is _At.HEADER:
                 self._read_header()
             elif before is _At.THINKING:
                 thought += self._think()
-            elif before is _At.GAP:
-                self._pending = self._pending.lstrip()
-                self._at = _At.ANSWER if self._pending else _At.GAP
             else:
-                answer += self._until(self._answer_end, _At.HEADER)
+                answer += self._until(self._answer_end, _At.HEADER if self.form.has_messages else _At.GAP)
         return thought, answer
 
     def flush(self) -> tuple[str, str]:
@@ -108,19 +127,27 @@ class Thinking:
         return (self._spaced(pending.rstrip()), "") if self._at is _At.THINKING else ("", pending)
 
     def _begin(self) -> None:
-        """Find out whether the text begins with thinking, as soon as it has enough characters to tell."""
-        text, openings = self._pending.lstrip(), self.form.openings
-        if text.startswith(openings) and self.form.has_messages:
-            self._at, self._answer_end = _At.HEADER, self.form.closing
-        elif text.startswith(openings):
-            self._at, self._pending = _At.THINKING, text[len(openings[0]) :]
-        elif not any(mark.startswith(text) for mark in openings):
+        """Find out whether thinking or an answer begins, as soon as there are enough characters to tell."""
+        text, form = self._pending.lstrip(), self.form
+        openings: tuple[str, ...] = ()
+        if self._at is _At.START:
+            openings = (_START, form.opening) if form.has_messages else (form.opening + form.label,)
+        answer_opening, answer_end = form.answer
+        self._pending = self._pending if self._at is _At.START else text
+        if text.startswith(openings):
+            if form.has_messages:
+                self._at, self._answer_end = _At.HEADER, form.closing
+            else:
+                self._at, self._pending = _At.THINKING, text[len(openings[0]) :]
+        elif answer_opening and text.startswith(answer_opening):
+            self._at, self._answer_end, self._pending = _At.ANSWER, answer_end, text[len(answer_opening) :]
+        elif not any(mark.startswith(text) for mark in (*openings, answer_opening)):
             self._at = _At.ANSWER
 
     def _read_header(self) -> None:
-        header, mark, body = self._pending.partition(MESSAGE)
+        header, mark, body = self._pending.partition(_MESSAGE)
         if mark:
-            is_answer = header.partition(CHANNEL)[2].startswith(_FINAL)
+            is_answer = header.partition(_CHANNEL)[2].lstrip().startswith(_FINAL)
             self._at = _At.ANSWER if is_answer else _At.THINKING
             self._pending, self._is_blank = body, True
 

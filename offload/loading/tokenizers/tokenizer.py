@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, PromptError, TriforceError
 from ...short_repr import short_text
 from ..prompt_checks import check_text, token_ids
-from .chat_template import SYSTEM, USER, ChatMessage, ChatTemplate, encode_conversation
+from .chat_template import ASSISTANT, SYSTEM, USER, ChatMessage, ChatTemplate, encode_conversation
+from .control_tokens import ControlTokens
 from .text_pieces import PIECE, can_cut, pieces
-from .thinking import CHANNEL, CLOSING, HARMONY, OPENING, Thinking
+from .thinking import Thinking, thinking_format
 from .token_bytes import TokenBytes
 from .tool_calls import ToolFormat, tool_format
 
@@ -24,9 +22,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 EncodingProgress = Callable[[int, int], None]  # characters that are encoded, and all of them
-Encoded = dict[tuple[str, bool, bool], list[int]]  # the ids of texts of a conversation
+Encoded = dict[tuple[str, bool], list[int]]  # the ids of texts of a conversation
 
-_MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL).fullmatch  # an added token that is no text
 _SENTINEL = "\x02"  # stands before a part of a prompt
 _LONGEST_OPENING = 8  # tokens, at most, of <think> and what follows it at a prompt's end
 
@@ -68,12 +65,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         splits_special_tokens: bool = False,
     ) -> None:
-        self._backend = backend
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = splits_special_tokens
+        self._backend, self._control = backend, ControlTokens(backend, splits_special_tokens)
         self._template = ChatTemplate(chat_template, special_tokens) if chat_template else None
-        self._splits_special_tokens = splits_special_tokens
-        self._lock = threading.Lock()  # a backend has state while it encodes
 
     @classmethod
     def from_transformers(cls, hf: Any) -> Tokenizer:
@@ -98,34 +94,39 @@ class Tokenizer:
         the characters done and all of them. Raises PromptError for what is no text.
         """
         check_text(text)
-        return self._ids(text, special_tokens, False, progress)
-
-    def _ids(self, text: str, special_tokens: bool, is_plain: bool, progress: EncodingProgress | None) -> list[int]:
         if len(text) <= PIECE or not self._can_cut:
-            return self._encode(text, special_tokens, is_plain).ids
+            return self._encode(self._backend, text, special_tokens).ids
         before, after = self._around if special_tokens else ([], [])
-        return [*before, *chain.from_iterable(piece.ids for _, piece in self._pieces(text, is_plain, progress)), *after]
+        return [*before, *self._inner_ids(text, progress), *after]
 
-    def _part_ids(self, text: str, is_plain: bool, is_start: bool, progress: EncodingProgress | None) -> list[int]:
+    def _inner_ids(self, text: str, progress: EncodingProgress | None) -> list[int]:
+        """Return the ids of a text, perhaps with escaped control tokens, without special tokens around it."""
+        if not self._control.has_escaped(text):
+            return [token for _, piece in self._pieces(self._backend, text, progress) for token in piece.ids]
+        named, ids = self._control.named(text), self._control.ids
+        pieces = self._pieces(self._control.backend, named, progress)
+        return [ids.get(token, token) for _, piece in pieces for token in piece.ids]
+
+    def _part_ids(self, text: str, is_start: bool, progress: EncodingProgress | None) -> list[int]:
         """Return the ids of a part of a prompt; a tokenizer may put a blank before a text, but not within one."""
         if not is_start and text and self._adds_blank:
-            before = self._ids(_SENTINEL, False, is_plain, None)
-            ids = self._ids(_SENTINEL + text, False, is_plain, progress)
+            before = self._inner_ids(_SENTINEL, None)
+            ids = self._inner_ids(_SENTINEL + text, progress)
             if ids[: len(before)] == before:
                 return ids[len(before) :]
-        return self._ids(text, False, is_plain, progress)
+        return self._inner_ids(text, progress)
 
     @cached_property
     def _adds_blank(self) -> bool:
-        return any(token.startswith("▁") for token in self._encode("a", False, True).tokens)
+        return any(token.startswith("▁") for token in self._encode(self._control.backend, "a").tokens)
 
     def _pieces(
-        self, text: str, is_plain: bool, progress: EncodingProgress | None
+        self, backend: tokenizers.Tokenizer, text: str, progress: EncodingProgress | None
     ) -> Iterator[tuple[int, tokenizers.Encoding]]:
         """Yield the tokens of each piece of a text, and where it begins; of all of it where it cannot be cut."""
         done = 0
         for piece in pieces(text, PIECE) if self._can_cut else [text]:
-            yield done, self._encode(piece, False, is_plain)
+            yield done, self._encode(backend, piece)
             done += len(piece)
             if progress is not None and len(text) > PIECE:
                 progress(done, len(text))
@@ -137,34 +138,19 @@ class Tokenizer:
     @property
     def _around(self) -> tuple[list[int], list[int]]:
         """Return the special tokens before and after a text."""
-        whole = self._encode("a", special_tokens=True, is_plain=True)
+        whole = self._encode(self._backend, "a", special_tokens=True)
         first = whole.special_tokens_mask.index(0)
         return whole.ids[:first], whole.ids[first + whole.special_tokens_mask.count(0) :]
 
-    def _encode(self, text: str, special_tokens: bool, is_plain: bool) -> tokenizers.Encoding:
-        """Return a text's tokens; in a plain one, control tokens that are spelt out are text."""
-        backend = self._plain_backend if is_plain else self._backend
-        with self._lock, tokenizer_errors("the model's tokenizer fails on this text"):
-            backend.encode_special_tokens = is_plain or self._splits_special_tokens
+    @staticmethod
+    def _encode(backend: tokenizers.Tokenizer, text: str, special_tokens: bool = False) -> tokenizers.Encoding:
+        with tokenizer_errors("the model's tokenizer fails on this text"):
             return backend.encode(text, add_special_tokens=special_tokens)
-
-    @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
-        """The backend for texts whose control tokens are plain text: all of them are special in it.
-
-        Added tokens such as <think> act on the model like special ones, but many tokenizers do not call them special,
-        and then `encode_special_tokens` does not split them. Others, such as runs of spaces, stay tokens.
-        """
-        state = json.loads(self._backend.to_str())
-        ordinary = [token for token in state["added_tokens"] if not token["special"] and _MARKUP(token["content"])]
-        for token in ordinary:
-            token["special"] = True
-        return type(self._backend).from_str(json.dumps(state)) if ordinary else self._backend
 
     def spans(self, text: str, progress: EncodingProgress | None = None) -> list[tuple[int, int]]:
         """Return the start and end of each token in a plain text, in characters; `progress` is as of `encode`."""
         found: list[tuple[int, int]] = []
-        for begin, piece in self._pieces(text, True, progress):
+        for begin, piece in self._pieces(self._control.backend, text, progress):
             found += [(begin + start, begin + end) for start, end in piece.offsets]
         return found
 
@@ -173,7 +159,8 @@ class Tokenizer:
         return self._template is not None
 
     @property
-    def _chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises PromptError if it has none."""
         if self._template is None:
             raise PromptError("this model has no chat template", "encode the text itself: Tokenizer.encode")
         return self._template
@@ -192,48 +179,65 @@ class Tokenizer:
         known: Encoded | None = None,
         think: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of messages in the chat template, up to the next answer, as `encode_conversation`.
 
-        `think` switches thinking on or off; None leaves it to the template. `tools` may be called by the answer, as in
-        OpenAI's API. `known` remembers the ids of long texts for the next call, which need not encode a document again.
+        Control tokens that a message spells out are text, so that a document cannot act as another role.
+
+        Args:
+            known: remembers the ids of long texts for the next call, which need not encode a document again.
+            think: switches thinking on or off; None leaves it to the template.
+            tools: those that the answer may call, as in OpenAI's API.
+            variables: further variables of the template.
 
         Raises PromptError if the template refuses the messages, or has no switch for thinking.
         """
+        template = self.chat_template
         for message in messages:
             check_text(message.content, f"the {message.role} message")
-        if think is not None and not self._chat_template.has_switch:
+        switched = {}
+        if think is not None:
             option = f"--think {'on' if think else 'off'}"
-            raise PromptError(f"{option}: this model's chat template has no switch for thinking", "leave --think out")
+            if template.switch is None:
+                raise PromptError(f"{option}: this model's chat template has no switch for thinking", "leave it out")
+            switched[template.switch] = think
         earlier = dict(known or {})
         remembered = {} if known is None else known
         remembered.clear()
 
-        def encode(text: str, is_plain: bool, is_start: bool) -> list[int]:
-            key = text, is_plain, is_start
+        def encode(text: str, is_start: bool) -> list[int]:
+            key = text, is_start
             if key not in remembered:
                 ids = earlier.get(key)
                 remembered[key] = self._part_ids(*key, progress) if ids is None else ids
             return remembered[key]
 
-        render = partial(self._chat_template.render, think=think, tools=tools)
-        control = [token.content for token in self._backend.get_added_tokens_decoder().values()]
-        return encode_conversation(messages, render, encode, control)
+        form = thinking_format(template.text())
+        own = (form.opening, form.closing) if form else ()  # templates look for them in earlier answers
+        escaped = [
+            replace(
+                message,
+                content=self._control.escape(message.content, own if message.role == ASSISTANT else ()),
+                more=self._control.escape(message.more),
+            )
+            for message in messages
+        ]
+        values = {"tools": self._control.escape(tools), "variables": {**(variables or {}), **switched}}
+        return encode_conversation(escaped, partial(template.render, **values), encode)
 
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the model writes calls of tools; None if its chat template has none that is known."""
-        return None if self._template is None else tool_format(self._template.text(with_tools=True))
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls of tools. Raises PromptError if its chat template has none that is known."""
+        return tool_format(self.chat_template)
 
     def thinking(self, ids: Sequence[int]) -> Thinking | None:
         """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""
-        text = "" if self._template is None else self._template.text()
-        if CHANNEL in text:
-            return Thinking(form=HARMONY)
-        if OPENING not in text and CLOSING not in text:
+        form = None if self._template is None else thinking_format(self._template.text())
+        if form is None:
             return None
         end = self._backend.decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)
-        return Thinking(is_open=end.rstrip().endswith(OPENING))
+        return Thinking(form, end.rstrip().endswith(form.opening + form.label))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens. Raises PromptError for what are no ids.

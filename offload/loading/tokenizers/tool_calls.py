@@ -5,10 +5,15 @@ Hermes and Qwen: `<tool_call>` around a JSON object; Mistral: a list, or name an
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...errors import PromptError
+from ...short_repr import short_repr
+from .chat_template import ASSISTANT, USER, ChatTemplate
+from .thinking import FORMATS as THINKING
 from .thinking import overlap
 
 
@@ -21,12 +26,11 @@ class Tool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Calls are `begin` NAME `middle` ARGUMENTS `end`; templates that write them contain all of `marks`.
+    """Calls are `begin` NAME `middle` ARGUMENTS `end`.
 
     With `between`, several calls stand between `begin` and `end`: `between` NAME `middle` ARGUMENTS each.
     """
 
-    marks: tuple[str, ...]
     begin: str
     middle: str
     end: str
@@ -34,29 +38,49 @@ class ToolFormat:
     between: str = ""
     id_length: int | None = None  # of a call's id, where the template wants just so many letters and digits
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether calls have no mark, so that only a whole answer can be calls."""
+        return self.begin.startswith("{")
+
 
 _NAMED, _ARGUMENTS, _NEXT, _MISTRAL = '{"name": "', '", "arguments": ', '}, {"name": "', "[TOOL_CALLS]"
 FORMATS = (
-    ToolFormat((_MISTRAL, "[ARGS]"), _MISTRAL, "[ARGS]", "", _MISTRAL, id_length=9),
-    *(
-        ToolFormat((mark,), f"{mark}{_NAMED}", _ARGUMENTS, "}]", _MISTRAL, _NEXT, 9)
-        for mark in (f"{_MISTRAL} [", f"{_MISTRAL}[")
-    ),
-    ToolFormat((_MISTRAL,), f"{_MISTRAL}[{_NAMED}", _ARGUMENTS, "}]", _MISTRAL, _NEXT, 9),
-    ToolFormat(("<tool_call>",), f"<tool_call>\n{_NAMED}", _ARGUMENTS, "}\n</tool_call>", "<tool_call>"),
-    ToolFormat(('"parameters": ', "ipython"), _NAMED, '", "parameters": ', "}", _NAMED),
+    ToolFormat(_MISTRAL, "[ARGS]", "", _MISTRAL, id_length=9),
+    *(ToolFormat(f"{_MISTRAL}{blank}[{_NAMED}", _ARGUMENTS, "}]", _MISTRAL, _NEXT, 9) for blank in (" ", "")),
+    ToolFormat(f"<tool_call>\n{_NAMED}", _ARGUMENTS, "}\n</tool_call>", "<tool_call>"),
+    ToolFormat(_NAMED, '", "parameters": ', "}", _NAMED),
 )
-_OTHERS = ("<function=", "<arg_key>")  # of templates whose calls are written in another way
+_PROBE = "weather_in_oslo"
+_CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _PROBE, "arguments": {"place": "Oslo"}}}
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 
 
-def tool_format(template: str) -> ToolFormat | None:
-    """Return the format of a chat template's calls; None if it has none, or one that is not here."""
-    if "tools" not in template or any(mark in template for mark in _OTHERS):
-        return None
-    return next((each for each in FORMATS if all(mark in template for mark in each.marks)), None)
+def tool_format(template: ChatTemplate) -> ToolFormat:
+    """Return the format in which a chat template writes a call. Raises PromptError if that is none of FORMATS."""
+    asked = {"role": USER, "content": "Hello"}
+    called = {"role": ASSISTANT, "content": "", "tool_calls": [_CALL]}
+    begun = template.render([asked], tools=[_TOOL])
+    try:
+        before, found, after = template.render([asked, called], tools=[_TOOL]).rpartition(_PROBE)
+    except PromptError:
+        before, found, after = "", "", ""
+    if not found:
+        raise PromptError("this model's chat template has no calls of tools", "use another model")
+    for form in FORMATS:
+        head = before.removesuffix(form.begin)
+        for thinking in THINKING:  # an empty one may stand before the call
+            head = re.sub(f"{re.escape(thinking.opening)}\\s*{re.escape(thinking.closing)}\\s*$", "", head)
+        if head != before and begun.startswith(head.rstrip()) and after.startswith(form.middle + "{"):
+            return form
+    same = next((at for at, pair in enumerate(zip(begun, before, strict=False)) if len(set(pair)) > 1), len(begun))
+    mark = short_repr(before[max(before.rfind("\n", 0, same), 0) :].strip() + "NAME" + after[:20])
+    raise PromptError(
+        f"this model's chat template writes calls in a way that is not known: {mark}", "use another model"
+    )
 
 
-_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 
 
 def calls_grammar(
@@ -82,6 +106,10 @@ def calls_grammar(
     if is_required:
         return f"start: {parts(form.trigger)} {rest}\n"
     start = "call* TEXT" if has_several else "call | TEXT"  # nothing follows a call that is alone
+    if form.is_alone:
+        calls = "call+" if has_several else "call"
+        text = f"TEXT: /(.|\\n)*/ & ~/\\s*{re.escape(form.begin)}(.|\\n)*/"
+        return f"start: {calls} | TEXT\ncall: {parts(form.begin)} {rest}\n{text}\n"
     if form.trigger in special:
         return f"start: {start}\ncall: TEXT {parts(form.trigger)} {rest}\nTEXT: /(.|\\n)*/\n"
     return f"start: {start}\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
@@ -102,12 +130,21 @@ class CallReader:
         self._form = form
         self._pending, self._waits = "", form.begin  # for what the pending text must contain to go on
         self._depth, self._is_text, self._is_escaped = 0, False, False  # of the arguments
+        self._is_content = False  # the answer has begun with a text, and calls have no mark
         self.calls = 0
+
+    def _begins_as_text(self) -> bool:
+        begun, begin = self._pending.lstrip(), self._form.begin
+        return self._form.is_alone and not (begun.startswith(begin) or begin.startswith(begun))
 
     def feed(self, text: str) -> tuple[str, list[CallPiece]]:
         """Return the text and the parts of calls that have become final."""
         self._pending += text
         content, pieces = "", list[CallPiece]()
+        self._is_content = self._is_content or (self._waits == self._form.begin and self._begins_as_text())
+        if self._is_content:
+            content, self._pending = self._pending, ""
+            return content, pieces
         while True:
             if self._depth:
                 if arguments := self._arguments():
@@ -163,6 +200,7 @@ class CallReader:
         return found
 
     def flush(self) -> str:
-        """Return the text that is pending at the end: it was no call."""
+        """Return the text that is pending at the end, unless a call has begun."""
         pending, self._pending = self._pending, ""
-        return pending if self._waits == self._form.begin else ""
+        has_begun = self._waits != self._form.begin or pending.startswith(self._form.trigger)
+        return "" if has_begun else pending

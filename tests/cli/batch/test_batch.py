@@ -266,7 +266,7 @@ def test_a_status_line_on_a_terminal_and_none_in_a_pipe(triforce, prompts, on_a_
     code, shown = on_a_terminal_here(*args, "-o", tmp_path / "out.jsonl", env={"NO_COLOR": "1"})
     assert code == 0 and "0 of 3 done · 2 running · " in shown
     assert re.search("2 of 3 done · [0-9:]+ left · 1 running · ", shown)
-    assert shown.rpartition("\x1b[J")[2].startswith("3 requests done · ")
+    assert shown.rpartition("\x1b[K")[2].startswith("3 requests done · ")
     piped = triforce(*args)
     assert len(piped.stderr.splitlines()) == 1 and "\x1b" not in piped.stderr
     assert triforce(*args, "-q").stderr == ""

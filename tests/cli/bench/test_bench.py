@@ -80,7 +80,7 @@ def test_quality_leaves_out_what_cannot_run_unless_it_is_named(triforce_here):
         (("--new", "3000"), ("2,048", "--max-new-tokens")),
         (("--methods", "ar,lokup"), ("'lokup'", "did you mean lookup?")),
         (("--methods", "lookup:seed=1"), ("seed cannot be its own setting",)),
-        (("--methods", "lookup:middle=h2o"), ("middle level",)),
+        (("--methods", "lookup:middle=streaming"), ("middle level",)),
         (("--methods", "naive"), ("draft model",)),
         (("--temperature", "hot"), ("--temperature is 'hot'", "several with commas")),
         (("--last", "9"), ("--last has no effect without --quality",)),
@@ -132,11 +132,11 @@ def test_the_table_fits_the_terminal(width):
 
 
 def test_methods_may_have_settings_of_their_own():
-    names = parse_methods("triforce:draft=none:middle=h2o:tree=k-ary:2x2, lookup:tree=16,retrieval:budget=256")
+    names = parse_methods("triforce:draft=none:middle=streaming:tree=k-ary:2x2, lookup:tree=16,retrieval:budget=256")
     found = speculations(names, Speculation(draft="a-model", tree="8"))
     assert [(each.method, each.draft, each.middle, each.tree, each.budget) for each in found.values()] == [
         ("ar", "a-model", None, "8", None),
-        ("triforce", "none", "h2o", "k-ary:2x2", None),
+        ("triforce", "none", "streaming", "k-ary:2x2", None),
         ("lookup", "a-model", None, "16", None),
         ("retrieval", "a-model", None, "8", 256),
     ]

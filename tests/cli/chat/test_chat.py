@@ -54,7 +54,7 @@ def test_answers_are_those_of_the_same_messages_read_anew(chat, triforce, book, 
     first, second = texts(result)
     assert f"{first}\n" == triforce("generate", "-f", book, "Who?", "-n", "12", *sampling, stdin=None).stdout
 
-    ids = tuple(json.loads(path.read_text())["turns"][0]["answer"]["ids"])
+    ids = tuple(json.loads(path.read_text())["turns"][0]["ids"])
     opened = open_model(EngineConfig(model=str(tiny_model_dir), dtype="float32", device="cpu"))
     asked = ChatMessage(USER, TEXT + "\n\nWho?")
     prompt = opened.tokenizer.chat_turns([asked, ChatMessage(ASSISTANT, first, ids), ChatMessage(USER, "And then?")])
@@ -71,26 +71,17 @@ def test_answers_are_those_of_the_same_messages_read_anew(chat, triforce, book, 
     assert [event["text"] for event in events(result, "question")] == ["Who?", "And then?"]
 
 
-def test_retry_draws_anew_and_undo_goes_back(chat, book):
-    args = ("-f", book, "--json")
-    result = chat("Who?", "/retry", "/retry", "/undo", "Who?", "/quit", "Unasked?", args=args, sampling=("--seed", "3"))
-    assert result.returncode == 0
-    first, again, another, undone = texts(result)
-    assert first == undone and len({first, again, another}) == 3
-    assert [each["seed"] for each in events(result, "done")] == [3, 4, 5, 3]
-
-
 def test_commands_and_wrong_lines_over_a_pipe(chat, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("Another text, about the inn.")
-    lines = ("Who?", f"/add {other}", "/system Be brief.", "/system", "And?", "/undo", "/clear", "/help")
-    wrong = ("/nope", "/undo", "/save", "/exit now", "/load no-such-file", f"/add {other}", "//Who?")
+    lines = ("Who?", f"/add {other}", "And?", "/undo", "/clear", "/help")
+    wrong = ("/nope", "/undo", "/save", "/exit now", f"/add {other}", "/add no-such-file", "//Who?", "/bye", "Unasked?")
     result = chat(*lines, *wrong)
     assert result.returncode == 1 and len(result.stdout.split("\n\n")) == 3  # // begins a question with a slash
-    said = ("Be brief.", "this conversation has 2 files and 1 question", "has 2 files and 0 questions", "/retry")
+    said = ("this conversation has 2 files and 1 question", "has 2 files and 0 questions", "/undo ")
     assert all(each in result.stderr for each in said)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    words = ("/nope", "no question yet", "needs an argument", "no argument", "no-such-file", "already")
+    words = ("/nope", "no question yet", "needs an argument", "no argument", "already", "no-such-file")
     assert all(word in error for word, error in zip(words, errors, strict=True))
 
 
@@ -102,7 +93,7 @@ def test_what_exceeds_the_context_is_said_and_nothing_is_dropped(chat, book, tmp
     assert result.returncode == 1
     (error,) = events(result, "error")
     assert "no room for an answer in the context of 460; nothing was dropped" in error["message"]
-    assert all(choice in error["hint"] for choice in ("/undo", "/save FILE", "--context", "/retry"))
+    assert all(choice in error["hint"] for choice in ("/undo", "/save FILE", "--context"))
     (turn,) = json.loads(path.read_text())["turns"]
     assert turn["question"] == long.strip() and len(turn["documents"]) == 1  # the book stays
 
@@ -122,27 +113,12 @@ def test_a_session_is_resumed_where_it_ended(chat, book, tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_save_and_load(chat, tmp_path):
+def test_nothing_but_a_conversation_is_overwritten(chat, tmp_path):
     path, text = tmp_path / "with a space.json", tmp_path / "book.txt"
     text.write_text("Alice")
-    lines = (
-        "Who?",
-        f"/save '{path}'",
-        f"/save '{path}'",
-        f"/save {text}",
-        "/undo",
-        "Where?",
-        "/load none",
-        f"/load {path}",
-        "/clear",
-        f"/load {path}",
-    )
-    result = chat(*lines)
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert f"nothing is saved: {text} is no saved conversation" in errors[0] and text.read_text() == "Alice"
-    assert "none" in errors[1]  # before a hint to save or drop what would be lost
-    assert errors[2] == "error: 1 question of this conversation would be lost"
-    assert "this conversation has 1 file and 1 question" in result.stderr
+    result = chat("Who?", f"/save '{path}'", f"/save '{path}'", f"/save {text}")
+    assert f"nothing is saved: {text} is no saved conversation" in result.stderr and text.read_text() == "Alice"
+    assert len(json.loads(path.read_text())["turns"]) == 1
 
 
 def test_what_cannot_begin_is_refused(triforce, book):

@@ -5,20 +5,21 @@ import json
 import pytest
 
 from offload.errors import PromptError, TriforceError
-from triforce_cli.chat.conversation import Answer, Conversation, load_conversation, save_conversation
+from triforce_cli.chat.conversation import Conversation, load_conversation, save_conversation
 from triforce_cli.input.documents import Document
 
 BOOK, LETTER = Document("/book.txt", "The book.\n"), Document("/letter.txt", "Dear é,")
-ONE, TWO = Answer("I", (1, 2), "eos", 7), Answer("Thou", None, "stop", 8)
-
-
-def with_ids(turn, ids):
-    return turn | {"answer": turn["answer"] | {"ids": ids}}
 
 
 @pytest.fixture
 def conversation():
-    return Conversation("Be brief.").added(BOOK).answered("Who?", ONE).added(LETTER).answered("To whom?", TWO)
+    return (
+        Conversation("Be brief.")
+        .added(BOOK)
+        .answered("Who?", "I", (1, 2))
+        .added(LETTER)
+        .answered("To whom?", "Thou", None)
+    )
 
 
 def test_messages_hold_the_documents_before_their_questions(conversation):
@@ -46,30 +47,30 @@ def test_documents_stay_when_questions_go(conversation):
 def test_a_file_holds_all_of_it_for_its_owner_alone(conversation, tmp_path):
     path = tmp_path / "saved.json"
     path.write_text("an older file, which others may read")
-    save_conversation(path, conversation.added(BOOK), "tiny")
+    save_conversation(path, conversation.added(BOOK))
     assert load_conversation(path) == conversation.added(BOOK)
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(TriforceError, match="cannot be saved"):
-        save_conversation(tmp_path / "no" / "such.json", conversation, "tiny")
+        save_conversation(tmp_path / "no" / "such.json", conversation)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda saved: [], "no saved conversation"),
-        (lambda saved: saved | {"version": 2}, "version"),
+        (lambda saved: saved | {"version": 1}, "version"),
         (lambda saved: saved | {"turns": None}, "no saved conversation"),
         (lambda saved: saved | {"system": 1}, "1 is no text"),
         (lambda saved: saved | {"waiting": [{"name": "a"}]}, "text"),
         (lambda saved: saved | {"turns": [saved["turns"][0] | {"answer": None}]}, "no saved conversation"),
         (lambda saved: saved | {"turns": [saved["turns"][0] | {"question": "\ud800"}]}, "surrogate"),
-        (lambda saved: saved | {"turns": [with_ids(saved["turns"][0], ["a"])]}, "no saved conversation"),
+        (lambda saved: saved | {"turns": [saved["turns"][0] | {"ids": ["a"]}]}, "no saved conversation"),
     ],
 )
 def test_a_file_of_something_else_is_refused(conversation, tmp_path, change, words):
     path = tmp_path / "saved.json"
-    save_conversation(path, conversation, "tiny")
+    save_conversation(path, conversation)
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(PromptError, match=words) as caught:
         load_conversation(path)

@@ -116,9 +116,9 @@ def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, slowly, tmp
         (r"Tell me a story .*/help\s+\S+", "typed meanwhile" + INTERRUPT),  # the answer has begun
         ("· interrupted\n> typed meanwhile ", "\x15\x1b[A"),  # instead, the line before
         ("Tell me a story.*Tell me a story", "\x03"),
-        ("Ctrl-D or /exit leaves\n> ", "/sys\t"),
-        ("> /system", "\r"),
-        ("no system message", f"/save {path}\r"),
+        ("Ctrl-D or /exit leaves\n> ", "/he\t"),
+        ("> /help", "\r"),
+        ("Ctrl-D leaves\\.", f"/save {path}\r"),
         ("saved in", "\x04"),
         args=("-n", "1500", "--temperature", "1", "--seed", "1"),
     )
@@ -126,6 +126,5 @@ def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, slowly, tmp
     assert "decode ·" not in shown  # the status line is erased
     assert "typed" not in shown.partition("interrupted")[0]
     (turn,) = json.loads(path.read_text())["turns"]
-    assert (turn["question"], turn["answer"]["reason"]) == ("Tell me a story", "interrupted")
-    assert 1 <= len(turn["answer"]["ids"]) < 1500
+    assert turn["question"] == "Tell me a story" and 1 <= len(turn["ids"]) < 1500
     assert (tmp_path / "home" / "chat_history").stat().st_mode & 0o777 == 0o600

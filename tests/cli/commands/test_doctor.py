@@ -70,9 +70,9 @@ def test_the_kernel_asked_for_by_flag_environment_and_profile(doctor, monkeypatc
     mine = tmp_path / "mine.yaml"
     mine.write_text('name: mine\ndescription: x\ndevice: cpu\noptions: {kernel: "off"}\n')
     assert rows(doctor())["kernel"].endswith("(asked for: auto)")
-    assert rows(doctor("--profile", mine))["kernel"] == "none: switched off (asked for: off, by profile mine)"
+    assert rows(doctor("--gpu", mine))["kernel"] == "none: switched off (asked for: off, by profile mine)"
     monkeypatch.setenv("TRIFORCE_KERNEL", "portable")
-    assert rows(doctor("--profile", mine))["kernel"].endswith("(asked for: portable, by environment)")
+    assert rows(doctor("--gpu", mine))["kernel"].endswith("(asked for: portable, by environment)")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

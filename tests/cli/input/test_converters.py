@@ -1,4 +1,4 @@
-"""Documents in other formats than text: tiny files made by hand, read by markitdown where it is installed."""
+"""Documents in other formats than text: tiny files made by hand."""
 
 import sys
 import zipfile
@@ -8,7 +8,8 @@ import pytest
 
 from offload.errors import PromptError
 from triforce_cli.input import converters
-from triforce_cli.input.documents import Document, read_documents, read_prompt
+from triforce_cli.input.conversion import extract
+from triforce_cli.input.documents import Document, read_documents
 
 PAGES = ("The first page is about whales.", "The second page is about ships.", "The third page is about the sea.")
 CONTAINER = (
@@ -27,14 +28,6 @@ RELATIONS = (
     '<Relationship Id="r1" Target="word/document.xml" '
     'Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/></Relationships>'
 )
-
-
-@pytest.fixture(scope="module")
-def markitdown():
-    """Its PDF and DOCX parts too; without them these tests have nothing to test."""
-    for name in ("pdfplumber", "mammoth"):
-        pytest.importorskip(name)
-    return pytest.importorskip("markitdown")
 
 
 def plain(stream):
@@ -82,21 +75,22 @@ def archive(path, members):
     return path
 
 
-def epub(path, pages=PAGES):
-    """The spine's order is not that of the names."""
-    names = [f"chapter-{9 - i}.xhtml" for i in range(len(pages))]
-    items = "".join(f'<item id="c{i}" href="{n}" media-type="application/xhtml+xml"/>' for i, n in enumerate(names))
-    spine = "".join(f'<itemref idref="c{i}"/>' for i in range(len(pages)))
+def epub(path, pages=PAGES, prefix="", href="chapter-{}.xhtml", item="chapter-{}.xhtml", more=()):
+    """A book; the spine's order is not that of the names. `href`, `item`: a chapter in the list, and in the archive."""
+    numbers = [9 - i for i in range(len(pages))]
+    opened, tag = (f"{prefix}:", f"xmlns:{prefix}") if prefix else ("", "xmlns")
+    items = "".join(f'<{opened}item id="c{i}" href="{href.format(i)}"/>' for i in numbers)
+    spine = "".join(f'<{opened}itemref idref="c{i}"/>' for i in numbers)
     opf = (
-        '<?xml version="1.0"?><package xmlns="http://www.idpf.org/2007/opf" version="3.0">'
-        '<metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Sea</dc:title></metadata>'
-        f"<manifest>{items}</manifest><spine>{spine}</spine></package>"
+        f'<?xml version="1.0"?><{opened}package {tag}="http://www.idpf.org/2007/opf" version="3.0">'
+        f'<{opened}metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Sea</dc:title></{opened}metadata>'
+        f"<{opened}manifest>{items}</{opened}manifest><{opened}spine>{spine}</{opened}spine></{opened}package>"
     )
-    chapters = {
-        f"book/{name}": f"<html><body><p>{page}</p></body></html>" for name, page in zip(names, pages, strict=True)
-    }
-    members = {"mimetype": "application/epub+zip", "META-INF/container.xml": CONTAINER, "book/content.opf": opf}
-    return archive(path, members | chapters)
+    made = {"mimetype": "application/epub+zip", "META-INF/container.xml": CONTAINER, "book/content.opf": opf}
+    for number, page in zip(numbers, pages, strict=True):
+        if page is not None:
+            made[f"book/{item.format(number)}"] = f"<html><head><title>x</title></head><body>{page}</body></html>"
+    return archive(path, made | dict(more))
 
 
 def docx(path, pages=PAGES):
@@ -114,8 +108,8 @@ def html(path, pages=PAGES):
 MAKERS = {"pdf": pdf, "epub": epub, "docx": docx, "html": html}
 
 
-def one(path):
-    (document,) = read_documents([path], None, pytest.fail)
+def one(path, warn=pytest.fail):
+    (document,) = read_documents([path], None, warn)
     return document
 
 
@@ -127,24 +121,65 @@ def refused(path):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_text_comes_in_the_order_of_its_pages(markitdown, tmp_path, kind):
-    text = one(MAKERS[kind](tmp_path / f"book.{kind}")).text
+def test_the_text_comes_in_the_order_of_its_pages(tmp_path, kind):
+    text, unread = extract(f".{kind}", MAKERS[kind](tmp_path / "book").read_bytes())
     places = [text.index(page) for page in PAGES]
-    assert places == sorted(places)
-    assert not {"<p>", "var no", "\f", "PK"} & {word for word in ("<p>", "var no", "\f", "PK") if word in text}
+    assert places == sorted(places) and not unread
+    assert not any(word in text for word in ("<p>", "var no", "\f", "PK"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "unread"),
+    [
+        ({"prefix": "opf"}, 0),
+        ({"href": "Chapter-{}.XHTML"}, 0),
+        ({"href": "chapter-{}.xhtml#start"}, 0),
+        ({"href": "the%20text\\chapter-{}.xhtml", "item": "the text/chapter-{}.xhtml"}, 0),
+        ({"href": "the text/chapter-{}.xhtml", "item": "the text\\chapter-{}.xhtml"}, 0),
+        ({"href": "text/../chapter-{}.xhtml"}, 0),
+        ({"pages": (PAGES[0], None, *PAGES[1:])}, 1),  # in the list, and not in the archive
+        ({"pages": (PAGES[0], '<img src="map.png" alt="A map"/>', *PAGES[1:])}, 1),
+    ],
+)
+def test_a_book_has_the_chapters_of_its_spine_and_names_those_without_text(tmp_path, changes, unread):
+    text, names = extract(".epub", epub(tmp_path / "book.epub", **changes).read_bytes())
+    assert [text.count(page) for page in PAGES] == [1, 1, 1] and "The Sea" in text
+    assert [name.partition(" ")[0] for name in names] == ["chapter-8.xhtml"] * unread
+
+
+ENCRYPTION = (
+    '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container" xmlns:e="http://www.w3.org/2001/04/xmlenc#">'
+    '<e:EncryptedData><e:CipherData><e:CipherReference URI="{}"/></e:CipherData></e:EncryptedData></encryption>'
+)
+
+
+def test_an_encrypted_book_is_refused_and_one_with_scrambled_fonts_is_read(tmp_path):
+    def book(uri):
+        return epub(tmp_path / "book.epub", more={"META-INF/encryption.xml": ENCRYPTION.format(uri), "book/f.otf": ""})
+
+    assert "it is encrypted" in refused(book("book/chapter-8.xhtml")).message
+    assert PAGES[1] in extract(".epub", book("book/f.otf").read_bytes())[0]
+
+
+def test_pages_without_text_are_counted_and_pictures_alone_are_refused(tmp_path):
+    warnings, path = [], pdf(tmp_path / "scan.pdf", (PAGES[0], None, PAGES[1], None))
+    assert PAGES[1] in one(path, warnings.append).text
+    assert warnings == [f"{path}: 2 pages without text: page 2, page 4"]
+    for kind, pages in (
+        ("pdf", (None, None)),
+        ("epub", ['<img src="1.png"/>', None]),
+        ("html", ['<img src="1.png"/>']),
+    ):
+        assert extract(f".{kind}", MAKERS[kind](tmp_path / "pictures", pages).read_bytes())[0].strip() == ""
+    assert "without any text" in refused(pdf(path, (None,))).message
 
 
 @pytest.mark.parametrize("kind", ["epub", "docx"])
-def test_a_format_is_seen_from_the_bytes(markitdown, tmp_path, kind):
-    path = MAKERS[kind](tmp_path / "book.txt")
-    assert PAGES[1] in read_prompt("What is it about?", [path], None, pytest.fail).text
+def test_a_format_is_seen_from_the_bytes(tmp_path, kind):
+    assert converters._kind(MAKERS[kind](tmp_path / "book.txt").read_bytes(), ".txt") == f".{kind}"
 
 
-def test_a_scan_is_an_error(markitdown, tmp_path):
-    assert "without any text" in refused(pdf(tmp_path / "scan.pdf", (None, None))).message
-
-
-def test_a_corrupt_document_is_an_error(markitdown, tmp_path):
+def test_a_corrupt_document_is_an_error(tmp_path):
     made = docx(tmp_path / "book.docx")
     made.write_bytes(made.read_bytes()[: made.stat().st_size // 3])
     assert "although its name says so" in refused(made).message
@@ -169,14 +204,14 @@ def test_without_the_extra_a_hint_says_how_to_install_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_conversion_has_a_limit_of_memory(markitdown, tmp_path, monkeypatch):
+def test_a_conversion_has_a_limit_of_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(converters, "_SECONDS", 600)
     monkeypatch.setattr(converters, "_MEMORY", 2**30)
     made = pdf(tmp_path / "bomb.pdf", [" " * 2**30], deflated_twice)
     assert made.stat().st_size < 2**14
-    assert "MemoryError" in refused(made).message
+    assert "cannot be read" in refused(made).message
 
 
-def test_a_conversion_has_a_limit_of_time(markitdown, tmp_path, monkeypatch):
+def test_a_conversion_has_a_limit_of_time(tmp_path, monkeypatch):
     monkeypatch.setattr(converters, "_SECONDS", 0.001)
     assert "more than 0 s" in refused(html(tmp_path / "page.html")).message

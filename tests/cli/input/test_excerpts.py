@@ -59,7 +59,7 @@ def test_parts_are_cut_between_paragraphs_and_overlap():
     assert "".join(apart) == TEXT
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="ab .\n日é", max_size=400), st.integers(8, 60))
 @example("aaaaaa aé", 8)  # a border within a token
 def test_parts_fit_and_join_to_the_text(text, room):

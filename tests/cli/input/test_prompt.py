@@ -119,6 +119,8 @@ def test_missing_file_with_a_suggestion(book, tmp_path):
     assert "frankenstien.txt" in error.message
     assert f"did you mean {tmp_path / 'frankenstein.txt'}?" in error.hint
     assert "did you mean" not in refused(files=[tmp_path / "zzz"]).hint
+    (tmp_path / "link.txt").symlink_to("gone.txt")
+    assert refused(files=[tmp_path / "link.txt"]).message.endswith("link.txt is a link to gone.txt, which is not there")
     assert "no folder" in refused(files=[tmp_path / "nowhere" / "book.txt"]).hint
 
 

@@ -13,12 +13,16 @@ from triforce_cli.options.constraint_options import constraint_of, constraint_of
 from triforce_cli.run.generation import quotation_fields
 
 
-def test_a_schema_is_a_file_or_its_text(tmp_path):
+def test_a_schema_is_a_file_or_its_text_or_stdin(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"type": "null"}')
     found = Constraint("json-schema", '{"type": "null"}')
     assert constraint_of_flags({"json_schema": str(tmp_path / "a.json")}) == found
     assert constraint_of_flags({"json_schema": ' {"type": "null"}'}) == Constraint("json-schema", ' {"type": "null"}')
     assert constraint_of({"json_schema": {"type": "null"}}) == found
+    assert constraint_of_flags({"json_schema": "true"}) == Constraint("json-schema", "true")
+    with (tmp_path / "a.json").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert constraint_of_flags({"json_schema": "-"}) == found
 
 
 def test_other_forms(tmp_path):

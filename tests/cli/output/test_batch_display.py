@@ -21,20 +21,20 @@ def test_sequences_together_show_the_time_left(monkeypatch):
     display.skip()
     meters = [Meter(4), Meter(4)]
     for meter in meters:
-        display.start(RunFacts("tiny", "ar", 64, meter))
-    assert "left" not in display._line().plain
+        display.start(RunFacts(meter))
+    assert "left" not in display.line().plain
     now[0] += 20
     display.end(meters[0])
-    assert "2 of 5 done · 1:00 left" in display._line().plain
+    assert "2 of 5 done · 1:00 left" in display.line().plain
 
 
 def test_sequences_with_errors_are_done_and_have_no_result():
     display = BatchDisplay(terminal())
     display.expect(3)
     meter = Meter(4)
-    display.start(RunFacts("tiny", "ar", 64, meter))
+    display.start(RunFacts(meter))
     display.fail(has_run=False)
     display.end(meter)
     display.fail(has_run=True)
-    assert "2 of 3 done · 2 failed" in display._line().plain
+    assert "2 of 3 done · 2 failed" in display.line().plain
     assert display.results == 0 and display.statistics("alone").startswith("0 requests done, 2 failed · 0 tokens read")

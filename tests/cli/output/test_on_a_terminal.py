@@ -16,25 +16,21 @@ from tests.support.command import (
     uncolored,
 )
 from tests.support.terminal import Pty, Screen
-from triforce_cli.output.progress import DownloadBar, PrefillBar, ProgressDisplay, RunFacts
+from triforce_cli.output.progress import DownloadBar, PrefillLine, ProgressDisplay, RunFacts
 from triforce_cli.output.tables import Segment, fitted
 from triforce_cli.output.terminal import Terminal
+
+DECODING = " of at most 80 tokens · "
 
 
 @pytest.mark.long
 def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_model_dir, tmp_path, triforce):
     code, output = on_a_terminal(endless_model_dir, tmp_path, *STORY)
     assert code == 0
-    assert "prefill" in output
-    assert "decode · " in uncolored(output)
-    assert " · auto" in uncolored(output)
-    assert "context" in output
-    decoding = output.rpartition("\x1b[?25h")[2]  # from where the prefill bar gave the cursor back, and erased itself
-    decoding = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", decoding)
-    lines = Screen(80, 24).feed(uncolored(decoding)).lines()
+    assert "reading ━" in uncolored(output) and DECODING in uncolored(output)
+    lines = Screen(80, 24).feed(uncolored(output)).lines()
     shown = "".join(line.rstrip() for line in lines)
-    assert "decode · " not in shown
-    assert "prefill " not in shown
+    assert DECODING not in shown and "reading" not in shown
     assert STATISTICS.search(shown)
     plain = triforce(*STORY, "--model", endless_model_dir).stdout
     letters = [character for character in plain if character.isascii() and character.isalnum()]
@@ -50,7 +46,7 @@ def test_the_tokens_that_a_draft_model_reads_are_shown(on_a_terminal_here, tiny_
 
 def test_no_color_and_dumb_terminals_are_respected(on_a_terminal_here):
     _, output = on_a_terminal_here(*STORY, env={"NO_COLOR": "1"})
-    assert "decode · " in uncolored(output)
+    assert DECODING in uncolored(output)
     assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", output.replace("\x1b[1m", "").replace("\x1b[2m", ""))
     _, output = on_a_terminal_here(*STORY, env={"TERM": "dumb"})
     assert "\x1b" not in output
@@ -61,54 +57,36 @@ def test_no_status_line_under_text_that_comes_back_through_a_pipe(on_a_terminal_
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb"):
         _, output = on_a_terminal_here(*STORY, stdout=pipe)
-    assert "decode · " not in output
+    assert DECODING not in output
     assert STATISTICS.search(output)
 
 
-def prefill_lines(columns):
-    """Return the lines that the bar shows: while it restores, after that, and within the next chunk."""
-    tty = Pty(columns, 10)
-    terminal = Terminal(None, tty.stream(), None, {"TERM": "xterm", "NO_COLOR": "1"})
-    seconds = count(1000, 0.1)
-    meter, passed = Meter(2000), [0.0]
-    facts = RunFacts("tiny", "ar", 4096, meter, pass_tokens=lambda: passed[0])
-    bar = PrefillBar(terminal, facts, lambda: next(seconds))
-    bar.console.width = columns
-    shown = []
-
-    def show():
-        with bar.console.capture() as captured:
-            bar.console.print(bar.get_renderable())
-        shown.append(captured.get().rstrip())
-
-    for event in (Prefilled(0, 2000), Prefilled(1000, 2000, True)):
-        meter.observe(event)
-        bar.observe(event)
-    show()
-    for event in (Restored(1000, 10**6, 0.0), Prefilled(1500, 2000)):
-        meter.observe(event)
-        if isinstance(event, Prefilled):
-            bar.observe(event)
-    show()
-    for tokens in (250.0, 400.0, 0.0):
-        passed[0] = tokens
-        show()
-    tty.output()
-    return shown
-
-
 @pytest.mark.parametrize("columns", [20, 45, 80, 120])
-def test_the_prefill_bar_moves_within_a_chunk_and_names_restored_tokens(columns):
-    reading, computed, later, *last = prefill_lines(columns)
-    assert all(len(line) <= columns for line in (reading, computed, later, *last))
+def test_the_prefill_line_moves_within_a_chunk_and_names_restored_tokens(columns):
+    seconds, meter, passed = count(1000, 0.1), Meter(2000), [0.0]
+    facts = RunFacts(meter, pass_tokens=lambda: passed[0])
+    line = PrefillLine(facts, lambda: columns, lambda: next(seconds))
+
+    def after(event=None, tokens=0.0):
+        if event is not None:
+            meter.observe(event)
+            line.event = event
+        passed[0] = tokens
+        return line().plain
+
+    after(Prefilled(0, 2000))
+    reading = after(Prefilled(1000, 2000, True))
+    meter.observe(Restored(1000, 10**6, 0.0))
+    computed = after(Prefilled(1500, 2000))
+    later, *last = [after(tokens=tokens) for tokens in (250.0, 400.0, 0.0)]
+    assert "1,000/2,000 tokens" in reading and "1,500/2,000 tokens" in computed and "1,750/2,000" in later
+    assert all("1,900/2,000" in shown for shown in last)  # it does not go back before the next event
     if columns >= 45:
-        assert "1,000/2,000 tokens" in reading and "1,500/2,000 tokens" in computed and "1,750/2,000" in later
-        assert all("1,900/2,000" in line for line in last)  # it does not go back before the next event
-        assert last[0].count("━") >= later.count("━") > computed.count("━") > 0
+        assert max(map(len, (reading, computed, later, *last))) <= columns
+        assert last[0].count("━") >= later.count("━") >= computed.count("━") > 0
     if columns >= 80:
-        assert "reading the cache" in reading and "reading the cache" not in computed
-        assert "1,000 from the cache" in computed
-        assert "5,000/s · 0:01 left" in computed  # 500 tokens in .1 s
+        assert "reading the cache" in reading and "1,000 from the cache" in computed
+        assert "1,667/s · 0:01 left" in computed  # 500 tokens in .3 s
 
 
 HOSTILE = "a\x1b]52;c;aGk=\x07\x9b2J\u202e[b]"
@@ -129,7 +107,7 @@ def test_nothing_that_names_something_controls_the_terminal():
     with DownloadBar(terminal) as bar:
         bar(f"downloading {HOSTILE}", 1, 2)
     display.status(lambda: fitted([Segment(HOSTILE)], 79))
-    display.start(RunFacts("tiny", "none", 1000, Meter(2), label=HOSTILE))
+    display.start(RunFacts(Meter(2), label=HOSTILE))
     display.event(Prefilled(1, 2))
     display.close()
     terminal.print(Text(f"{HOSTILE}\n", style="bold"))

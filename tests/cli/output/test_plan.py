@@ -55,7 +55,11 @@ def test_a_command_line_has_the_typed_words_and_the_plans_options():
     words = shlex.split(line)
     kept = ["-f", "a.txt", "--profile", "./my a100.yaml", "--set", "sink=8", "--raw"]
     assert words[:9] == ["triforce", "generate", *kept]
-    assert words[-2:] == ["--", "-- what?"] and words.count("--model") == words.count("--profile") == 1
+    assert (
+        words[-2:] == ["--", "-- what?"]
+        and words.count("--model") == words.count("--profile") == 1
+        and "--gpu" not in words
+    )
     assert words[words.index("--model") + 1] == "Llama-3.1-8B" and "gamma1=3" in words and "gamma1=9" not in words
 
 

@@ -8,19 +8,10 @@ import pytest
 from rich.text import Text
 
 from tests.support.terminal import Pty, Screen, stream, written
-from triforce_cli.output.cursor import Cursor, visible
+from triforce_cli.output.progress import ProgressDisplay
 from triforce_cli.output.status_line import StatusLine
 from triforce_cli.output.terminal import Terminal
-
-
-class Clock:
-    """A clock that advances only when a test sets it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from triforce_cli.output.text_layout import TextLayout, visible
 
 
 def test_visible_keeps_newline_tab_and_text():
@@ -83,27 +74,53 @@ def test_a_closed_stdout_raises_and_a_closed_stderr_does_not():
 
 
 @pytest.mark.parametrize(
-    ("text", "column", "row", "exact"),
+    ("text", "shown", "column", "exact"),
     [
-        ("abcdefghij", 10, 0, True),  # pending wrap: nothing has moved yet
-        ("abcdefghijk", 1, 1, True),
-        ("a日本語日本", 2, 1, True),
-        ("a\tb", 9, 0, True),
-        ("12345678\t", 9, 0, True),  # a tab stops at the last column
-        ("abcdefghij\t", 10, 0, False),
-        ("e\u0301", 1, 0, True),
-        ("👍\u200d", 2, 0, False),
-        ("👍\u200d\nab", 2, 1, True),
+        ("one two three four", "one two \nthree four", 10, True),  # two of the twelve columns stay free
+        ("one two threefour", "one two \nthreefour", 9, True),
+        ("one two\nthree", "one two\nthree", 5, True),
+        ("one twothree four", "one \ntwothree \nfour", 4, True),
+        ("twothreefour five", "twothreefour\nfive", 4, True),  # broken by the terminal itself
+        ("日本語日本語", "日本語日本\n語", 2, True),
+        ("a\tb", "a       b", 9, True),
+        ("a\x1b[2Jb", "a␛[2Jb", 6, True),
+        ("e\u0301", "e\u0301", 1, True),
+        ("👍\u200d a", "👍\u200d a", 4, False),
+        ("👍\u200d\nab", "👍\u200d\nab", 2, True),
     ],
 )
-def test_cursor(text, column, row, exact):
-    cursor = Cursor(10)
-    cursor.feed(text)
-    assert (cursor.column, cursor.row, cursor.exact) == (column, row, exact)
-    cursor.resize(8)
-    assert not cursor.settled
-    cursor.feed("\n")
-    assert cursor.settled
+def test_text_is_broken_between_words_however_it_comes(text, shown, column, exact):
+    for pieces in ([text], list(text)):
+        layout = TextLayout(lambda: 12)
+        written = "".join(map(layout.feed, pieces)) + layout.rest()
+        assert (written, layout.column, layout.exact) == (shown, column, exact)
+
+
+def test_text_on_a_terminal_alone_is_wrapped():
+    tty, out = Pty(20, 6), stream()
+    for stdout in (tty.stream(), out):
+        terminal = Terminal(stdout, tty.stream(), stream(), {"TERM": "xterm"})
+        terminal.wraps = True
+        for piece in ("one two thr", "ee four five", " six"):
+            terminal.write(piece)
+        terminal.end_text()
+    assert Screen(20, 6).feed(tty.output()).lines() == ["one two three four", "five six"]
+    assert written(out) == "one two three four five six\n"
+
+
+def test_after_ctrl_c_no_status_and_no_echo_stays():
+    tty = Pty(40, 6)
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm", "NO_COLOR": "1"})
+    terminal.wraps = True
+    display = ProgressDisplay(terminal)
+    for text in ("", "one two three"):
+        display.write(text)
+        display.loading("busy")
+        terminal.draw("^C")  # as the terminal echoes it where the cursor is
+        display.hide()
+        terminal.after_ctrl_c()
+    terminal.note("interrupted")
+    assert Screen(40, 6).feed(tty.output()).lines() == ["one two three", "interrupted"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,31 +130,37 @@ def test_the_status_line_erases_no_text(seed):
     columns, rows = draw.choice([(10, 4), (20, 3), (33, 8), (60, 12)])
     letters = "abcdefgh   é日本" + "\t" * draw.choice((0, 1)) + "\n" * draw.choice((0, 1, 3))
     text = ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(250)]
-    tty, clock = Pty(columns, rows), Clock()
-    status = StatusLine(Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"}), clock)
+    tty = Pty(columns, rows)
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"})
+    terminal.wraps = True
+    status, layout = StatusLine(terminal, interval=None), TextLayout(lambda: columns)
     for number, piece in enumerate(text):
-        clock.now += 0.07
-        status.refresh(lambda number=number: Text(f"STATUS {number}"))
+        if number % 3 == 0:
+            status.show(lambda number=number: Text(f"STATUS {number}"))
         status.write(piece)
     status.clear()
-    output = tty.output()
+    terminal.end_line()
+    output, alone = tty.output(), "".join(map(layout.feed, text)) + layout.rest()
     assert output.count("STATUS") > 5
-    assert Screen(columns, rows).feed(output).lines() == Screen(columns, rows).feed("".join(text)).lines()
+    assert Screen(columns, rows).feed(output).lines() == Screen(columns, rows).feed(alone).lines()
 
 
 def test_the_status_line_is_below_the_text_and_one_row_high():
-    tty, clock = Pty(20, 6), Clock()
-    status = StatusLine(Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"}), clock)
-    status.write("one\ntwo")
-    status.refresh(lambda: Text("a status that is much too long"))
-    status.write(" three")
-    assert Screen(20, 6).feed(tty.output()).lines() == ["one", "two three", "a status that is m…"]
+    tty = Pty(20, 6)
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"})
+    terminal.wraps = True
+    status = StatusLine(terminal, interval=None)
+    status.write("one\ntwo ")
+    status.show(lambda: Text("a status that is much too long"))
+    status.write("\n")
+    status.write("three ")
+    assert Screen(20, 6).feed(tty.output()).lines() == ["one", "two", "three", "a status that is…"]
 
 
 def test_with_stdout_elsewhere_the_status_has_its_own_line():
     tty, out = Pty(20, 6), stream()
-    status = StatusLine(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"}), Clock())
-    status.refresh(lambda: Text("STATUS one", style="red"))
+    status = StatusLine(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"}), interval=None)
+    status.show(lambda: Text("STATUS one", style="red"))
     status.write("text\x1b")
     status.clear()
-    assert (written(out), tty.output()) == ("text\x1b", "\r\x1b[KSTATUS one\r\x1b[K")
+    assert (written(out), tty.output()) == ("text\x1b", "\rSTATUS one\x1b[K\r\x1b[K")

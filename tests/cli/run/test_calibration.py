@@ -183,7 +183,7 @@ def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measure
     code, out, err = triforce("profile", "--gpu", "auto", *SMALL_MODEL)
     assert (code, err) == (0, "")
     assert "24.00 GiB, 950 GB/s, 158 TFLOP/s bf16, link 24.1 GB/s" in out
-    assert "--profile rtx-4090" in out
+    assert "--gpu rtx-4090" in out
     assert "rates of 2x-rtx-4090, rtx-4090, of" in triforce("profile", "--compare", *SMALL_MODEL)[1]
 
 
@@ -196,4 +196,4 @@ def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, mea
     assert code == 0 and err.startswith("saved to ")
     code, out, err = triforce("profile", "--gpu", "auto", *SMALL_MODEL)
     assert (code, err) == (0, "")
-    assert "23.50 GiB, 950 GB/s" in out and "--profile auto" in out
+    assert "23.50 GiB, 950 GB/s" in out and "--gpu auto" in out

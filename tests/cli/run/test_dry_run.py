@@ -87,7 +87,7 @@ def test_the_command_of_a_plan_extends_the_context_and_names_the_draft(triforce,
         done = triforce(*words)
         assert done.returncode == 0, done.stderr
         assert "the context is extended" in done.stderr
-    assert_error(triforce("generate", "-f", book, "-n", "4"), 2, "summarize -f", "--map-reduce")
+    assert_error(triforce("generate", "-f", book, "-n", "4"), 2, "in parts: `triforce generate -f")
 
 
 def test_the_command_of_a_profile_runs(triforce, tmp_path, tiny_model_dir, monkeypatch):

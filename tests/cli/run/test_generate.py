@@ -50,9 +50,9 @@ def test_the_reported_kind_of_sampling(triforce):
 
 def test_reported_seed_reproduces_the_text(triforce):
     first = triforce("generate", "Once", *PLAIN, "-v")
-    seed = re.search(r"^seed +(\d+)", first.stderr, re.M)[1]
-    assert re.search(r"^setting .*more settings as by default \(-vv lists all\)$", first.stderr, re.M | re.S)
-    assert not re.search(r" default$", first.stderr, re.M)
+    seed = re.search(r"^seed: (\d+)", first.stderr, re.M)[1]
+    assert re.search(r"^temperature: .*more settings as by default \(-vv lists all\)$", first.stderr, re.M | re.S)
+    assert "(default)" not in first.stderr
     assert triforce("generate", "Once", *PLAIN, "--seed", seed, "--set", "coupled=false").stdout == first.stdout
     assert triforce("generate", "Once", *PLAIN).stdout != first.stdout
 

@@ -4,12 +4,15 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from offload.architecture.known_models import KNOWN
 from offload.loading.tokenizers.tokenizer_files import load_tokenizer
 from tests.support.command import refused
 from triforce_cli.input.excerpts import GAP, PARTS, truncate
+from triforce_cli.run import profile_plans
 
 BOOK = "\n\n".join(f"Chapter {i}. The cät went to the {i}th house — and said what it saw." for i in range(52))
 QUICK = ("--temperature", "0", "-n", "8")
@@ -41,42 +44,61 @@ def events(out, kind):
     return [event for line in out.splitlines() if (event := json.loads(line))["type"] == kind]
 
 
-def test_generate_goes_on_after_the_end_and_says_so(bare, book):
+def test_without_a_question_the_end_is_read_and_a_warning_says_so(bare, book):
     code, out, err = bare("generate", "--prompt-file", book, *QUICK)
     assert code == 0 and out
     first = err.splitlines()[0]
     kept, total = numbers(first)[:2]
-    assert first.startswith("warning: book.txt: ") and " tokens, the end, are read: no --model was chosen" in first
+    assert first.startswith("warning: book.txt: ") and " tokens, the end, are read: " in first
     assert 1800 < kept < 2048 < total
-    assert re.search(r"or in parts: `triforce summarize --prompt-file book.txt [^`]*`", first)
-    assert re.search(r"`triforce generate --prompt-file book.txt [^`]*--model \S+`", first)
-    quiet = bare("generate", "--prompt-file", book, *QUICK, "-q")
-    assert quiet.stdout == out and quiet.stderr.count("\n") == 1
-    assert quiet.stderr.startswith(first.partition("to read all")[0])
+    assert "`triforce generate -f book.txt 'Who tells this story?'`" in first
+    assert bare("generate", "--prompt-file", book, *QUICK, "-q") == (0, out, f"{first}\n")
 
 
-def test_a_question_is_kept_with_both_ends(bare, book):
-    code, out, err = bare("generate", "-f", book, "Who is it?", *QUICK, "--json")
-    assert code == 0 and "the start and the end, are read" in err
-    assert "--question 'Who is it?'" in err
-    (event,) = events(out, "truncated")
-    (done,) = events(out, "done")
-    assert event["dropped"] == "middle" and event["document"].endswith("book.txt")
-    assert event["kept_tokens"] + event["dropped_tokens"] == event["total_tokens"] == numbers(err)[1]
-    assert event["kept_tokens"] < done["prompt_tokens"] <= 2040
+def test_a_question_is_answered_from_parts(bare, triforce_here, book, tiny_model_dir):
+    """As `summarize` does it, whether a model was chosen or not; the answer's settings hold for the notes too."""
+    asked = ("generate", "-f", book, "Who is it?", *QUICK)
+    code, out, err = bare(*asked, "--json")
+    assert code == 0, err
+    count = len(events(out, "part"))
+    assert count > 1 and not events(out, "section") and not events(out, "truncated")
+    first, last = err.splitlines()[0], err.splitlines()[-1]
+    assert re.match(rf"book.txt \([\d,]+ tokens\): read in {count} parts, in about .* has 2,048; --truncate", first)
+    assert f"{count - 1} more part: about " in err
+    assert re.match(rf"in all, with {count} parts: [\d,]+ tokens read, [\d,]+ written in ", last)
+    text = "".join(event["text"] for event in events(out, "text"))
+    for args, stdin in ((asked, None), (("generate", "Who is it?", *QUICK), BOOK.encode())):
+        assert bare(*args, "-q", stdin=stdin) == (0, f"{text}\n", "")
+    chosen = triforce_here(*asked, "--model", tiny_model_dir, "--json")
+    assert chosen.returncode == 0 and events(chosen.stdout, "part")
+    schema = triforce_here("generate", "-f", book, "Who?", "--json-schema", '{"enum": [1, 2]}', "-q", "--json").stdout
+    assert {part["text"] for part in events(schema, "part")} <= {"1", "2"}
+    assert "fits" in bare(*asked, "--dry-run").stdout
 
 
 def test_a_chosen_model_is_never_given_less(triforce_here, tiny_model_dir, book):
-    model = ("--model", tiny_model_dir)
-    for chosen in ((), model):  # the environment's, and a flag's
-        refused(triforce_here("generate", "-f", book, *chosen), "leaves no room", "--truncate start", "--map-reduce")
-        refused(triforce_here("summarize", book, *chosen), "2,048", "`triforce summarize book.txt ", " --map-reduce`")
-    asked = triforce_here("generate", "-f", book, "-vv", *model).stderr
-    line = re.search(r"without the start: `triforce (.*?)`", asked)[1]
+    for chosen in ((), ("--model", tiny_model_dir)):  # the environment's, and a flag's
+        done = triforce_here("generate", "-f", book, "-vv", *chosen)
+        refused(done, "leaves no room", "--truncate start", "in parts: `triforce generate -f book.txt")
+    line = re.search(r"without the start: `triforce (.*?)`", done.stderr)[1]
     assert "-vv" in line
     code, out, err = triforce_here(*line.split(), *QUICK)
     assert code == 0 and out, err
     assert "the end, are read" in err and "warning" not in err
+
+
+def test_advice_names_models_that_read_soon_and_their_download(monkeypatch):
+    sizes = {}
+
+    def planned(name, *_):
+        shape = KNOWN[name]
+        seconds, sizes[name] = shape.parameters / 1e7, shape.parameters  # 100 s for 1B
+        return SimpleNamespace(fits=True, ttft=SimpleNamespace(seconds=seconds), inputs=SimpleNamespace(shape=shape))
+
+    monkeypatch.setattr(profile_plans, "_plan_here", planned)
+    found = profile_plans.known_model(100_000, None, None)
+    assert KNOWN[found.name].context >= 100_000
+    assert found.download_bytes == 2 * sizes[found.name] == 2 * max(size for size in sizes.values() if size <= 3e9)
 
 
 @pytest.mark.parametrize("dropped", PARTS)
@@ -91,7 +113,6 @@ def test_truncate_on_request(triforce_here, book, dropped):
 
 def test_what_truncate_does_not_go_with(triforce_here, book):
     refused(triforce_here("generate", "-f", book, "--truncate", "left"), "start (transformers' left)")
-    refused(triforce_here("summarize", book, "--truncate", "end", "--map-reduce"), "contradict")
     refused(triforce_here("generate", "-f", book, "--truncate", "end", "--extend-context"), "contradict")
     refused(triforce_here("generate", "-f", book, "--truncate", "end", "-n", "2000"), "--max-new-tokens 1024")
     question = "Who is it? " * 300
@@ -100,41 +121,8 @@ def test_what_truncate_does_not_go_with(triforce_here, book):
     assert fitting.returncode == 0 and events(fitting.stdout, "truncated") == []
 
 
-def test_summarize_reads_parts_of_files_and_pipes(bare, book, tmp_path):
-    whole = bare("summarize", book, "-n", "8", "--temperature", "0", "--json")
-    assert whole.returncode == 0, whole.stderr
-    note = whole.stderr.splitlines()[0]
-    parts = {event["parts"] for event in events(whole.stdout, "part")}
-    assert parts == {numbers(re.search(r"read in (.*?) parts?, in about \d+", note)[1])[0]}
-    assert note.startswith("book.txt (") and "no --model was chosen, and smollm2-135m has a context of 2,048" in note
-    text = "".join(event["text"] for event in events(whole.stdout, "text"))
-    for args, stdin in ((("-f", book), None), ((), BOOK.encode())):
-        code, out, _ = bare("summarize", *args, *QUICK, "-o", "out.md", stdin=stdin)
-        assert (code, out) == (0, "") and Path("out.md").read_text("utf-8").rstrip("\n") == text.rstrip("\n")
-
-
 def test_summarize_without_any_document(triforce_here):
     refused(triforce_here("summarize", stdin=None), "no document", "triforce summarize book.txt", "cat book.txt |")
-
-
-def test_a_model_in_the_hubs_cache_is_taken(bare, book, tiny_model_dir, tmp_path):
-    folder = tmp_path / "hub" / "models--someone--long-model"
-    snapshot = folder / "snapshots" / "0123"
-    shutil.copytree(tiny_model_dir, snapshot)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("0123")
-    config = json.loads((snapshot / "config.json").read_text())
-    (snapshot / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 65536}))
-    tokenizer = json.loads((snapshot / "tokenizer_config.json").read_text())
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (snapshot / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": template}))
-    for args in (("generate", "-f", book), ("summarize", book)):
-        code, out, err = bare(*args, *QUICK, "--json")
-        assert code == 0, err
-        assert "someone/long-model runs, which is in the hub's cache" in err.splitlines()[0]
-        (done,) = events(out, "done")
-        assert done["model"] == "someone/long-model" and done["prompt_tokens"] > 2048
-        assert events(out, "part") == events(out, "truncated") == []
 
 
 @pytest.mark.parametrize("dropped", PARTS)
@@ -160,21 +148,19 @@ def asked(call, *args, **more):
 
 
 def test_chat_reads_both_ends_and_says_so(bare, book, tmp_path):
-    done, tokens = asked(bare, "-f", book, "--session", "book.json")
+    done, tokens = asked(bare, book, "--session", "book.json")
     first = done.stderr.splitlines()[0]
-    assert first.startswith("warning: book.txt: ") and "the start and the end, are read: no --model was chosen" in first
-    assert re.search(r"`triforce chat -f book.txt [^`]*--model \S+`", first)
-    assert re.search(r"or in parts: `triforce summarize -f book.txt[^`]*`", first)
-    assert "--session" not in first.rpartition("in parts")[2]
+    assert first.startswith("warning: book.txt: ") and "the start and the end, are read: " in first
+    assert "answered: `triforce generate -f book.txt " in first
     (event,) = events(done.stdout, "truncated")
     assert event["kept_tokens"] == numbers(first)[0] > 1400 and tokens < 1700  # the rest is for the conversation
-    resumed, longer = asked(bare, "-f", book, "--session", "book.json")
+    resumed, longer = asked(bare, book, "--session", "book.json")
     assert events(resumed.stdout, "truncated") == [] and tokens < longer < tokens + 100
 
 
 def test_chat_with_a_chosen_model_truncates_on_request_alone(triforce_here, book):
     done = triforce_here("chat", "-f", book, stdin=b"")
-    refused(done, "leaves no room", "in parts: `triforce summarize -f book.txt", "--map-reduce`")
+    refused(done, "leaves no room", "in parts: `triforce generate -f book.txt")
     line = re.search(r"^hint: without the start: `triforce chat (.*?)`$", done.stderr, re.MULTILINE)[1]
     done, _ = asked(triforce_here, *line.split())
     assert "the end, are read" in done.stderr and "warning" not in done.stderr

@@ -56,10 +56,10 @@ def test_trees(triforce, tiny_model_dir, method, tree, sampling):
 
 
 def test_a_middle_level_is_chosen_and_an_unused_one_is_named(triforce):
-    _, err = same_text(triforce, ("--method", "retrieval", "--middle", "h2o", "--budget", "64"))
-    assert "h2o→full" in err and "warning" not in err
-    _, err = same_text(triforce, ("--method", "lookup", "--middle", "h2o"))
-    assert "--middle h2o is not used: --method lookup" in err
+    _, err = same_text(triforce, ("--method", "retrieval", "--middle", "streaming", "--budget", "64"))
+    assert "streaming→full" in err and "warning" not in err
+    _, err = same_text(triforce, ("--method", "lookup", "--middle", "streaming"))
+    assert "--middle streaming is not used: --method lookup" in err
 
 
 @pytest.mark.parametrize(

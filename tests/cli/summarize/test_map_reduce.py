@@ -9,13 +9,14 @@ import pytest
 
 from offload.errors import PromptError
 from triforce_cli.input.documents import Document
+from triforce_cli.output.turns import Section
 from triforce_cli.run.generation import Generation
 from triforce_cli.summarize import map_reduce
 from triforce_cli.summarize.finished_parts import FinishedParts
-from triforce_cli.summarize.instructions import load_templates
+from triforce_cli.summarize.instructions import AnswerStyle, load_templates
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
-ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")
+ARGS = ("--temperature", "0", "-n", "24")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_parts_then_their_notes(triforce_here, book, tmp_path):
     count = int(labels[0][1])
     assert count >= 4 and labels == [(str(number), str(count)) for number in range(1, count + 1)]
     assert re.match(rf"book\.txt \([\d,]+ tokens\): read in {count} parts, in about \d+ s", err)
-    assert len(err.splitlines()) == count + 2
+    assert len(err.splitlines()) == count + 4
     assert finished_parts(tmp_path / "home") == []
     found = triforce_here("summarize", book, *ARGS, "--json")[1]
     kinds = [json.loads(line)["type"] for line in found.splitlines()]
@@ -55,7 +56,7 @@ PEOPLE |= {"items": {"type": "object", "properties": PERSON, "required": list(PE
 
 def test_a_table_of_who_is_in_a_long_book(triforce_here, book):
     asked = ("--question", "Who is in it?", "--json-schema", json.dumps(PEOPLE), "-n", "150", "--json")
-    code, out, err = triforce_here("summarize", book, "--map-reduce", "--temperature", "0", *asked)
+    code, out, err = triforce_here("summarize", book, "--temperature", "0", *asked)
     assert code == 0, err
     answer = "".join(event["text"] for event in map(json.loads, out.splitlines()) if event["type"] == "text")
     texts = [part["text"] for part in parts_of(out)]
@@ -78,9 +79,10 @@ def notes_taken(tmp_path):
             encode=lambda text: filled.append(text) or text.split(),
         )
         finished = FinishedParts(tmp_path, {}, pytest.fail)
-        reading = map_reduce.MapReduce(request, load_templates(), finished, None, quiet=True)
+        reading = map_reduce.MapReduce(request, load_templates(), AnswerStyle(), finished, pytest.fail)
         text = " ".join(f"word{number}" for number in range(words))
-        return reading.reduce(Document("a", text), "Take notes.", "Sum up.", words), filled
+        task = map_reduce.Task(Section("a", "Who?"), Document("a", text), [0] * words)
+        return reading.steps(reading.divided(task, lambda done, total: None)), filled
 
     return start
 
@@ -106,7 +108,7 @@ def test_notes_on_notes_do_not_overlap(notes_taken):
 @pytest.mark.long
 def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):
     (tmp_path / "long.txt").write_text(BOOK + BOOK[:4000])
-    args = ("summarize", tmp_path / "long.txt", "--map-reduce", "--temperature", "0", "-n", "300", "--json")
+    args = ("summarize", tmp_path / "long.txt", "--temperature", "0", "-n", "300", "--json")
     code, out, err = triforce_here(*args)
     assert code == 0, err
     rounds = {part["round"] for part in parts_of(out)}

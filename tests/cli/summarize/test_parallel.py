@@ -15,7 +15,7 @@ STORY = "The cat sat on the mat, and what it saw there nobody knows.\n\n"
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
 GREEDY = ("--temperature", "0", "-n", "12")
 ASKED = ("--question", "Who sat?", "--question", "Where?", "--question", "What did it see on all those mats?")
-REDUCED = ("--map-reduce", "--temperature", "0", "-n", "24")
+REDUCED = ("--temperature", "0", "-n", "24")
 
 
 @pytest.fixture
@@ -117,12 +117,15 @@ def test_an_interrupt_writes_what_waits_for_its_turn(triforce_here, files, monke
 def test_an_error_of_one_document_leaves_the_others(triforce_here, files, monkeypatch):
     paths = files(a=STORY, long=BOOK, c="One dog.")
 
-    def failing(self, document, *texts):
-        yield from ()
-        raise TriforceError("the model wrote no notes on any part", "use another --model")
+    steps = MapReduce.steps
+
+    def failing(self, task):
+        if task.parts:
+            raise TriforceError("the model wrote no notes on any part", "use another --model")
+        yield from steps(self, task)
 
     with monkeypatch.context() as patches:
-        patches.setattr(MapReduce, "reduce", failing)
+        patches.setattr(MapReduce, "steps", failing)
         code, out, err = triforce_here("summarize", *paths, *REDUCED, "--parallel", 2)
     assert code == 1
     assert "error: long.txt: the model wrote no notes on any part" in err and "hint: use another --model" in err

@@ -9,7 +9,6 @@ from triforce_cli.summarize.instructions import AnswerStyle, Template, load_temp
 
 GREEDY = ("--temperature", "0", "-n", "12")
 STORY = "The cat sat on the mat. {document} and {instruction} are words in braces.\n\n" * 4
-CONTEXT = 2048
 
 
 @pytest.fixture
@@ -136,13 +135,16 @@ def test_a_range_of_a_document(triforce, story):
     refused(triforce("summarize", path, "--from", "99999"), "99,999", str(path))
 
 
-def test_a_document_longer_than_the_context_suggests_options(triforce, story):
-    path = story(text=STORY * 12)
-    refused(triforce("summarize", path), f"{CONTEXT:,}", "3,", "--map-reduce", "--extend-context", "--to ")
-    short = story("short.txt", "Short.")
-    refused(triforce("summarize", short, path), str(path))  # nothing is written before all is known to fit
-    code, out, err = triforce("summarize", path, "--to", "1000", *GREEDY)
-    assert (code, bool(out)) == (0, True), err
+def test_a_folder_stands_for_its_texts_which_are_listed(triforce, story, tmp_path):
+    for name in ("b.md", "a.txt", "picture.png", ".hidden.txt", "c.EPUB/x.txt"):
+        (tmp_path / "books" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "books" / name).write_text("One cat.")
+    code, out, err = triforce("summarize", tmp_path / "books", *GREEDY, "--json")
+    assert code == 0 and err.startswith(f"{tmp_path / 'books'}: 2 files: a.txt, b.md\n")
+    assert [event["document"][-5:] for event in events(out) if event["type"] == "section"] == ["a.txt", "/b.md"]
+    (tmp_path / "none").mkdir()
+    for command in ("summarize", "chat"):
+        refused(triforce(command, tmp_path / "none"), "has no text files")
 
 
 def test_own_templates(triforce, story):
@@ -168,6 +170,7 @@ def test_wrong_use(triforce, story, tmp_path):
     refused(triforce("summarize", path, "--focus", ""), "--focus")
     refused(triforce("summarize", path, "--verify"), "--temperature 0")
     refused(triforce("summarize", path, "--memory", "1000"), "not enough memory", code=1)
+    refused(triforce("summarize", path, "--map-reduce"), "--map-reduce was removed", "read in parts")
 
 
 def test_a_dry_run_and_verification(triforce, story):

@@ -33,7 +33,8 @@ def test_a_packed_weight_has_the_same_values(kernel, name, outputs, inputs):
     for dtype in (torch.float32, torch.bfloat16):
         rows = kernel.unpack(packed, format_struct(weight.format), ids, torch.full((3, inputs), NAN, dtype=dtype))
         assert torch.equal(rows, values[ids].to(dtype))
-    assert torch.equal(unpack_quantized(packed, weight.format, outputs).dequantized(), weight.dequantized())
+    assert torch.equal(unpack_quantized(packed, weight.format, outputs).dequantized(), values)
+    assert torch.equal(pack_quantized(kernel, [weight.split()]), packed)  # the blocks of a file, and codes apart
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,5 +117,5 @@ def test_columns_of_a_weight_are_cut_between_the_groups_of_32(name):
     for start, end in ((0, 128), (0, 96), (64, 256), (32, 160)):
         part = weight.columns(slice(start, end))
         assert part.shape == (16, end - start)
-        assert torch.equal(part.dequantized(), weight.dequantized()[:, start:end])
+        assert torch.equal(part.dequantized(), weight.split().dequantized()[:, start:end])
     assert weight.columns(slice(16, 256)) is None

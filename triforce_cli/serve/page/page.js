@@ -1,6 +1,7 @@
 // A conversation about a text file. The page keeps both only while it is open.
 const at = (id) => document.getElementById(id);
 const [NAME, SIZE] = [at("name").textContent, at("size").textContent];
+const TOO_LONG = "context_length_exceeded", SHORTEST = 2000;  // characters of a part
 let given = null, isSent = false;  // the document {name, text}, and whether the conversation has it already
 let messages = [], running = null;
 
@@ -48,7 +49,8 @@ async function send(path, options = {}) {
   const response = await fetch(path, { ...options, headers });
   if (response.ok) return response;
   const found = await response.json().catch(() => null);
-  throw new Error(found?.error?.message || `the server answers with status ${response.status}`);
+  const message = found?.error?.message || `the server answers with status ${response.status}`;
+  throw Object.assign(new Error(message), { code: found?.error?.code });
 }
 
 // Yields what a stream says: {read: [done, total]} while the prompt is read, else chunks of the API. Throws its error.
@@ -72,6 +74,41 @@ async function* chat(body, signal) {
   }
 }
 
+// Notes on a text that exceeds the context, on parts of it where those fit, as `triforce summarize` takes them.
+async function notes(text, question, body, signal) {
+  const asked = `Write down everything in the text above that helps to answer this question: ${question}`;
+  const messages = [{ role: "user", content: `A part of a longer document:\n\n${text}\n\n---\n\n${asked}` }];
+  try {
+    let noted = "";
+    for await (const { read, choices: [choice] } of chat({ ...body, messages }, signal)) {
+      if (read) at("progress").value = read[0] / read[1];
+      noted += choice?.delta.content || "";
+    }
+    return noted.trim();
+  } catch (error) {
+    if (error.code !== TOO_LONG || text.length < SHORTEST) throw error;
+  }
+  const middle = text.indexOf("\n\n", text.length / 2), cut = middle < 0 ? Math.ceil(text.length / 2) : middle;
+  const found = [];
+  for (const part of [text.slice(0, cut), text.slice(cut)]) found.push(await notes(part, question, body, signal));
+  return found.filter(Boolean).join("\n\n");
+}
+
+// Yields the answer's events; a document that exceeds the context is read in parts first, for this question alone.
+async function* answered(body, source, question, signal) {
+  try {
+    yield* chat(body, signal);
+    return;
+  } catch (error) {
+    if (error.code !== TOO_LONG || !source) throw error;
+  }
+  say("the document exceeds the context: reading it in parts");
+  const found = await notes(source.text, question, body, signal);
+  const content = `Notes on the parts of a document, in their order:\n\n${found}\n\n---\n\n${question}`;
+  yield { inParts: true, choices: [] };
+  yield* chat({ ...body, messages: [{ role: "user", content }] }, signal);
+}
+
 async function ask(signal) {
   const question = at("question").value, source = given && !isSent ? given : null, started = performance.now();
   const content = source ? `${source.text}\n\n${question}` : question, temperature = at("temperature").value;
@@ -85,9 +122,10 @@ async function ask(signal) {
   const turn = element("article", "turn", element("div", "question", ...shown), thinking, answer, facts);
   at("thread").append(turn);
   at("question").value = "";
-  let text = "", usage = {}, reason = "stopped", first = null;
+  let text = "", usage = {}, reason = "stopped", first = null, isWhole = true;
   try {
-    for await (const { read, choices: [choice], usage: counted } of chat(body, signal)) {
+    for await (const { read, inParts, choices: [choice], usage: counted } of answered(body, source, question, signal)) {
+      if (inParts) isWhole = false;
       if (read) at("progress").value = read[0] / read[1];
       usage = counted || usage;
       reason = choice?.finish_reason || reason;
@@ -107,10 +145,10 @@ async function ask(signal) {
     const read = first ? `first word after ${((first - started) / 1000).toFixed(1)} s` : "";
     const counts = count ? [`${count} tokens`, rate, read, `prompt ${prompt}, of them ${more.cached_tokens} cached`] : [];
     facts.textContent = [...counts, reason === "stop" ? "" : reason].filter(Boolean).join(" · ");
-    if (text) {  // also in part, it is the context of the next question
+    if (text && isWhole) {  // also an answer that was stopped is the context of the next question
       messages = [...asked, { role: "assistant", content: text }];
       isSent ||= Boolean(source);
-    } else {
+    } else if (!text) {
       turn.remove();
       at("question").value ||= question;
     }
