@@ -14,7 +14,7 @@ from ..kernels.attention import attend
 from ..kernels.kv_groups import dequantize_groups
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.kv_groups import Groups, dequantize_call, kv_format
+from ..kernels.native.kv_groups import Groups, kv_format
 from ..settings.kv_formats import KV_FORMATS
 from .host_memory import copy_bytes, new_pages
 from .page import PageLayout
@@ -152,15 +152,6 @@ class QuantizedGroups:
         copy_bytes(self.memory[:, :, first : first + groups.shape[2]], resident)
         if self.tiers is not None:
             self.tiers.load(first, groups[self.resident_layers :], GROUP)
-
-
-def dequantized(
-    kernel: Kernel, groups: Groups, items: Tensor, head_dim: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return keys and values `[items, 32, head_dim]`, bf16 or fp32, of groups; items as `dequantize_call` has."""
-    keys, values = (torch.empty((len(items), GROUP, head_dim), dtype=dtype) for _ in range(2))
-    kernel.quantize(dequantize_call(groups, items, keys, values))
-    return keys, values
 
 
 def group_items(kv_heads: int, groups: Iterable[int], blocks: Iterable[int]) -> Tensor:

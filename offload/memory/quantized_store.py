@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, WINDOW
+from ..architecture.kv_formats import BLOCK, GROUP, WINDOW
 from ..kernels.accumulate import KernelAccumulator
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
+from ..kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
 from .block_store import BlockStore
-from .quantized_groups import GROUP_BLOCKS, GroupTiers, dequantized, group_items
+from .quantized_groups import GROUP_BLOCKS, GroupTiers, group_items
 from .quantized_memory import WINDOW_BLOCKS, QuantizedMemory, runs_of_windows
 from .tree_attention import Tree
 
@@ -65,10 +65,13 @@ class QuantizedStore(QuantizedMemory):
             self._kernel.quantize(call)
 
     def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        every = range(groups.shape[0] * groups.shape[1])
+        every, head_dim = range(groups.shape[0] * groups.shape[1]), self.shape.head_dim
         memory = Groups(groups.view(1, len(every), -1), self._format)
-        both = dequantized(self._kernel, memory, group_items(1, every, every), self.shape.head_dim, self.dtype)
-        keys, values = (x.view(len(groups), -1, self.shape.head_dim) for x in both)
+        keys, values = (
+            torch.empty((len(groups), groups.shape[1] * GROUP, head_dim), dtype=self.dtype) for _ in range(2)
+        )
+        both = (x.view(-1, GROUP, head_dim) for x in (keys, values))
+        self._kernel.quantize(dequantize_call(memory, group_items(1, every, every), *both))
         return keys, values
 
     @property

@@ -83,10 +83,11 @@ def decode(kv, monkeypatch):
         full.attend(0, *drawn(tokens))
         full.commit()
         full.truncate(full.length - cycle % 3 if cycle % 3 < tokens else full.length)
-        full.begin(5, tree_of((-1, 0, 0, 1, 3)))
-        full.attend(0, *drawn(5))
-        full.hold()
-        full.commit([0, 1])
+        if full.store.deepest_tree(full.length) >= 4:
+            full.begin(5, tree_of((-1, 0, 0, 1, 3)))
+            full.attend(0, *drawn(5))
+            full.hold()
+            full.commit([0, 1])
         if kv != "bf16":
             full.store.gather(torch.tensor([0]), torch.tensor([cycle % 2]), 32)
             continue
