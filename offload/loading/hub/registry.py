@@ -28,6 +28,11 @@ class HubModel:
         """Return whether the model can be planned but not run: its architecture is not implemented."""
         return "for plans alone" in self.note
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether the model is fetched without accepting a licence, and its weights are in safetensors."""
+        return not any(word in self.note for word in ("gated", "pickled", "for plans alone"))
+
 
 HUB_MODELS = {name: HubModel(each.hub_id, each.licence) for name, each in MODELS.items() if each.hub_id}
 
