@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from offload.errors import UsageError
 from offload.settings.parse import NAMES
 
-REMOVED: dict[str, str] = {  # "command", "--option" or "--option value"
 REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
     "--list": "use `triforce models`",
     "--shared-prefix": "open_model(...).fitting_sequences(tokens) says how many sequences fit",
