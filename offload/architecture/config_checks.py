@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..short_repr import short_repr
 from ..units import MOST_TOKENS
 from .families import FAMILIES
+from .layer_spec import SLIDING
 
 
 class Limits(NamedTuple):
@@ -146,9 +147,14 @@ class ConfigCheck:
 
 
 def window_in_use(values: Mapping[str, Any]) -> Any:
-    """Return a config's sliding window, or None if the model does not use it, as in most of Qwen's configs."""
-    is_optional = FAMILIES[values["model_type"]].has_optional_window
-    return None if is_optional and not values.get("use_sliding_window") else values.get("sliding_window")
+    """Return a config's sliding window, or None if no layer uses it, as in most of Qwen's configs."""
+    if FAMILIES[values["model_type"]].has_optional_window:
+        kinds, first = values.get("layer_types"), values.get("max_window_layers", 28)  # Qwen's default
+        counts = (values["num_hidden_layers"], first)
+        starts_behind = all(type(count) is int for count in counts) and counts[0] <= counts[1]
+        if not values.get("use_sliding_window") or (SLIDING not in kinds if isinstance(kinds, list) else starts_behind):
+            return None
+    return values.get("sliding_window")
 
 
 def check_of_config(place: Any) -> ConfigCheck:

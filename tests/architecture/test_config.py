@@ -45,6 +45,7 @@ OPTIONAL = {
     "mlp_bias": st.booleans(),
     "sliding_window": st.sampled_from([None, 256]),
     "use_sliding_window": st.booleans(),
+    "max_window_layers": st.sampled_from([0, 2, 40]),
     "eos_token_id": st.sampled_from([None, 1, [0, 2]]),
     "hidden_act": st.sampled_from(["silu", "gelu"]),
     "rope_theta": st.sampled_from([10000.0, 500000, 1e6]),
@@ -75,7 +76,7 @@ def by_transformers(values, folder):
 def comparable(config):
     """What a shape has of transformers' config, by the shape's names."""
     family = config.model_type
-    qwen = family.startswith("qwen")
+    has_window = family in WINDOWED or "sliding_attention" in (getattr(config, "layer_types", None) or ())
     own = config.per_layer_config["full_attention"] if family == "gemma4_text" else config
     head_dim = getattr(own, "head_dim", None)
     eos, rope = config.eos_token_id, config.rope_parameters
@@ -89,7 +90,7 @@ def comparable(config):
         "vocab": config.vocab_size,
         "norm_eps": next(getattr(config, name) for name in EPSILONS if hasattr(config, name)),
         "tied_embeddings": config.tie_word_embeddings,
-        "sliding_window": getattr(config, "sliding_window", None) if qwen or family in WINDOWED else None,
+        "sliding_window": getattr(config, "sliding_window", None) if has_window else None,
         "max_positions": config.max_position_embeddings,
         "rope": dict(rope.get("full_attention", rope)),
         "sliding_rope": rope.get("sliding_attention"),
