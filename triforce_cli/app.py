@@ -31,7 +31,7 @@ from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
 _COMMANDS = {  # by name, the group in which the help shows each
     **dict.fromkeys(("generate", "summarize", "chat"), "Read a book"),
     "serve": "Serve",
-    **dict.fromkeys(("profile", "pull", "doctor", "cache"), "Models and this machine"),
+    **dict.fromkeys(("profile", "models", "pull", "doctor", "cache"), "Models and this machine"),
     "bench": "Research",
 }
 

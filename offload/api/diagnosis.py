@@ -11,7 +11,6 @@ import torch
 from ..architecture.families import FAMILIES
 from ..errors import SettingsError
 from ..kernels.native import LEVELS, KernelUnavailable, find_kernel, use_threads
-from ..loading.hub.bundled import bytes_below
 from ..settings.config import EngineConfig
 from ..system.machine import default_home, free_memory
 from .loader import resolve_device
@@ -31,8 +30,6 @@ def examine(config: EngineConfig, home: Path | None = None) -> dict[str, Any]:
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         device["gpus"].append({"name": torch.cuda.get_device_name(index), "memory_bytes": total, "free_bytes": free})
-    home = home or default_home()
-    models = sorted(path for path in (home / "models").glob("*") if not path.name.startswith("."))
     memory = {"total_bytes": psutil.virtual_memory().total, "free_bytes": free_memory(torch.device("cpu"))}
     cores = {"cores": psutil.cpu_count(logical=False), "logical_cores": psutil.cpu_count()}
     versions = {name: version(name) for name in ("triforce", "torch", "transformers")}
@@ -43,7 +40,7 @@ def examine(config: EngineConfig, home: Path | None = None) -> dict[str, Any]:
         "memory": memory,
         "kernel": kernel_state(config.kernel),
         "families": list(FAMILIES),
-        "cache": {"folder": home, "models": {path.name: bytes_below(path) for path in models}},
+        "cache": {"folder": home or default_home()},
     }
 
 

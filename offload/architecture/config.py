@@ -89,6 +89,8 @@ class ModelShape(Dimensions):
     @property
     def rotary_dim(self) -> int:
         """Return how many dimensions of a head RoPE rotates, the first ones; proportional RoPE has angles of 0."""
+        if self.latent is not None:
+            return self.latent.rotated
         if self.rope_type == "proportional":
             return self.head_dim
         return int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0))

@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..short_repr import short_repr
 from ..units import MOST_TOKENS
 from .families import FAMILIES
+from .layer_spec import SLIDING
 
 
 class Limits(NamedTuple):
@@ -41,9 +42,10 @@ _LIMITS = {
     Limits(int, 0, 10_000): "num_kv_shared_layers",
     _WIDTH: "hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size",
     _HEADS: "num_attention_heads num_key_value_heads num_global_key_value_heads num_experts_per_tok"
-    " linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads",
+    " linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads"
+    " n_group topk_group qk_nope_head_dim qk_head_dim v_head_dim kv_lora_rank q_lora_rank",
     Limits(int, 0, 2**16): "num_experts hidden_size_per_layer_input n_shared_experts first_k_dense_replace",
-    _HEAD_DIM: "head_dim global_head_dim",
+    _HEAD_DIM: "head_dim global_head_dim qk_rope_head_dim",
     Limits(int, 2, 64): "linear_conv_kernel_dim",
     _VOCABULARY: "vocab_size vocab_size_per_layer_input",
     TOKENS: "max_position_embeddings sliding_window",
@@ -54,11 +56,12 @@ _LIMITS = {
 }
 _NULLABLE = {  # null means a default
     *("num_key_value_heads", "head_dim", "sliding_window", "sliding_window_pattern", "num_global_key_value_heads"),
+    *("n_group", "topk_group", "qk_nope_head_dim", "q_lora_rank", "n_shared_experts"),
     *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_size_per_layer_input"),
 }
 _SWITCHES = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
-    *("norm_topk_prob", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
+    *("norm_topk_prob", "rope_interleave", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
 )
 
 
@@ -90,6 +93,7 @@ class ConfigCheck:
         self._list(values, "no_rope_layers", (0, 1), layers)
         self._list(values, "layer_types", family.layer_kinds, layers)
         self._list(values, "mlp_only_layers", range(10_000), 0)
+        self._list(values, "mlp_layer_types", ("dense", "sparse"), layers)
 
     def numbers(self, values: Mapping[str, Any], limits: Mapping[Limits, str], nullable: Iterable[str]) -> None:
         """Check the numbers of a config whose names a table has, each behind its limits. Raises CheckpointError."""
@@ -146,9 +150,14 @@ class ConfigCheck:
 
 
 def window_in_use(values: Mapping[str, Any]) -> Any:
-    """Return a config's sliding window, or None if the model does not use it, as in most of Qwen's configs."""
-    is_optional = FAMILIES[values["model_type"]].has_optional_window
-    return None if is_optional and not values.get("use_sliding_window") else values.get("sliding_window")
+    """Return a config's sliding window, or None if no layer uses it, as in most of Qwen's configs."""
+    if FAMILIES[values["model_type"]].has_optional_window:
+        kinds, first = values.get("layer_types"), values.get("max_window_layers", 28)  # Qwen's default
+        counts = (values["num_hidden_layers"], first)
+        starts_behind = all(type(count) is int for count in counts) and counts[0] <= counts[1]
+        if not values.get("use_sliding_window") or (SLIDING not in kinds if isinstance(kinds, list) else starts_behind):
+            return None
+    return values.get("sliding_window")
 
 
 def check_of_config(place: Any) -> ConfigCheck:

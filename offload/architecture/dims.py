@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
-from .layer_spec import FULL, LINEAR, SLIDING, Experts, Heads, LayerSpec, LinearAttention
+from .layer_spec import FULL, LINEAR, SLIDING, Experts, Heads, Latent, LayerSpec, LinearAttention
 
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
 
@@ -62,6 +62,7 @@ class Dimensions:
     layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
     linear: LinearAttention | None = field(default=None, kw_only=True)  # of the layers that have it
+    latent: Latent | None = field(default=None, kw_only=True)  # of all layers
 
     def spec(self, layer: int) -> LayerSpec:
         """Return what layer number `layer` computes."""
@@ -97,6 +98,8 @@ class Dimensions:
         """Return why ranks cannot share the model; "" if they can."""
         if self.linear is not None:
             return "some of its layers have linear attention"
+        if self.latent is not None:
+            return "its attention is latent"
         if self.experts and self.experts.shared:
             return "all tokens share an expert"
         return "its layers have heads of two kinds" if self.sliding_heads else ""
@@ -230,6 +233,12 @@ class Dimensions:
         if spec.is_linear and self.linear:
             yield self.hidden, self.linear.width + self.linear.values
             yield self.linear.values, self.hidden
+        elif sizes := self.latent:
+            queries, rank = self.heads * (sizes.plain + sizes.rotated), sizes.query_rank
+            yield self.hidden, (rank or queries) + sizes.head_dim
+            yield from [(rank, queries)] if rank else []
+            yield sizes.rank, self.heads * (sizes.plain + sizes.value_dim)
+            yield self.heads * sizes.value_dim, self.hidden
         else:
             yield self.hidden, queries * (1 + spec.gates_heads) + keys * (len(spec.projections) - 1)
             yield queries, self.hidden

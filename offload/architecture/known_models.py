@@ -79,6 +79,7 @@ _COMPATIBLE = {"Qwen2.5": "Qwen", "Qwen3": "Qwen", "Llama 3": "Llama 3", "SmolLM
 _COMPATIBLE |= {"DeepSeek-R1 (Qwen)": "Qwen", "DeepSeek-R1 (Llama)": "Llama 3"}
 # Versions of a name that has others: their dimensions differ (v0.1 has a window, v0.2 a smaller vocabulary).
 VERSIONS = {"Mistral-7B": "v03"}
+_CURRENT = {"Qwen3", "Phi-4", "Phi-4-mini", "Gemma 3", "gpt-oss", "Mistral (Tekken)", "GLM-4", "SmolLM3", "Granite 3.3"}
 _LARGEST_DRAFT = 0.25  # of the weights that the target reads for a token: beyond that, drafting hardly pays
 
 
@@ -93,6 +94,17 @@ def published_bits(known: str | None) -> WeightBits | None:
     if known is None or known not in VOCABULARIES["gpt-oss"]:
         return None
     return WeightBits(16, 16, experts=_MXFP4_BITS)
+
+
+def weight_bytes(known: str) -> int:
+    """Return the bytes of a known model's weights as they are published, which a download has."""
+    shape, bits = KNOWN[known], published_bits(known) or WeightBits(16, 16)
+    return shape.layers * shape.layer_bytes(bits) + shape.outer_bytes(bits)
+
+
+def is_current(known: str) -> bool:
+    """Return whether a known model is of its publisher's latest series."""
+    return MODELS[known].vocabulary in _CURRENT
 
 
 def compatible(target: str, draft: str) -> bool:

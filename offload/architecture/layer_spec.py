@@ -72,6 +72,29 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: the numbers of its parts.
+
+    Attributes:
+        query_rank: of a query's latent; 0 if queries have none.
+        rank: of the latent that keys and values of all heads follow from.
+        plain, rotated: of a head's query and key without and with RoPE; the rotated part of a key is of all heads.
+        value_dim: of a head's value.
+    """
+
+    query_rank: int
+    rank: int
+    plain: int
+    rotated: int
+    value_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """Return the numbers of a token that are cached: as the key of one head, and as its value."""
+        return self.rank + self.rotated
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The experts of a decoder's sparse layers, whose MLP is a mixture of them.
 
@@ -131,6 +154,7 @@ class LayerSpec:
             and a bias chooses them (DeepSeek-V3); "": the layer has one MLP and no experts.
         router_bias: whether the router is a linear with a bias.
         router_scale: a factor of those weights.
+        router_groups: how many groups a sigmoid router divides the experts into, and how many of them a token may use.
         shares_expert: whether all tokens have one further expert.
         gates_shared_expert: whether that one is multiplied with the sigmoid of its gate.
         swiglu_limit: where a gate is gate * sigmoid(1.702 gate), and multiplied with up + 1: both are clamped at this
@@ -142,6 +166,7 @@ class LayerSpec:
         soft_cap: attention scores are `soft_cap * tanh(score / soft_cap)`; 0: they are as they are.
         has_sinks: whether each head has a learned logit of a key without value in the softmax of its scores (gpt-oss).
         gates_heads: whether the output of attention is multiplied with the sigmoid of a gate, further rows of q_proj.
+        is_latent: whether attention is multi-head latent attention; `query_scale` is then the whole factor of scores.
         is_linear: whether attention is linear, by the gated delta rule (arXiv 2412.06464), whose state has one size
             however long the sequence is; of the attributes of attention, none then counts.
     """
@@ -165,6 +190,7 @@ class LayerSpec:
     router: str = ""
     router_bias: bool = False
     router_scale: float = 1.0
+    router_groups: tuple[int, int] = (1, 1)
     shares_expert: bool = False
     gates_shared_expert: bool = True
     swiglu_limit: float = 0.0
@@ -175,6 +201,7 @@ class LayerSpec:
     soft_cap: float = 0.0
     has_sinks: bool = False
     gates_heads: bool = False
+    is_latent: bool = False
     is_linear: bool = False
 
     @property
@@ -195,7 +222,7 @@ class LayerSpec:
     @property
     def is_native(self) -> bool:
         """Return whether the native kernel has all operations of the layer; torch runs what it lacks."""
-        if self.is_sparse or self.has_sinks or self.gates_heads or self.is_linear:
+        if self.is_sparse or self.has_sinks or self.gates_heads or self.is_linear or self.is_latent:
             return False
         if self.normalises_values or self.borrows or self.has_scale:
             return False

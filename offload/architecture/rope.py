@@ -67,11 +67,11 @@ def _from_transformers(shape: ModelShape, length: int) -> tuple[Tensor, float]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = SimpleNamespace(
-        rope_parameters=dict(shape.rope),
+        rope_parameters={**shape.rope, "partial_rotary_factor": 1.0},
         max_position_embeddings=shape.max_positions,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
-        head_dim=shape.head_dim,
+        head_dim=shape.rotary_dim,
         standardize_rope_params=lambda: None,  # they are in the standard form
     )
     return ROPE_INIT_FUNCTIONS[shape.rope_type](config, torch.device("cpu"), seq_len=length)

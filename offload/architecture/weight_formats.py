@@ -12,7 +12,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Of experts: an error there may choose another one. Rates and decays of linear attention, and the gate of a shared
 # expert, are as small, and scale what comes after them.
 _ROUTERS = (
-    *(".gate.weight", ".router.weight", ".router.layer.weight"),
+    *(".gate.weight", ".router.weight", ".router.layer.weight", ".kv_b_proj.weight"),
     *(".in_proj_ba.weight", ".in_proj_b.weight", ".in_proj_a.weight", ".shared_expert_gate.weight"),
 )
 

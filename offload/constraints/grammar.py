@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from ..errors import Degraded, SettingsError
 from ..settings.constraint import CHOICES, JSON_SCHEMA, REGEX
@@ -26,7 +25,8 @@ _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else"
 _LEAST = -(2**63 - 1024)  # the least bound of integers that llguidance takes: one below is that of 64 bits
 _UNIQUE = "uniqueItems"  # is not enforced: pydantic writes it for sets, which a list with equal items becomes too
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]").search  # in a pattern, such as that of pydantic's Decimal
-_DEEPEST = 1000  # objects and lists within each other, through references; llguidance ends the process at 2000 to 3000
+_REFERENCES = re.compile(r'"\$ref"\s*:\s*"([^"]*)"').findall
+_MOST_REFERENCES = 1000  # to different definitions: through a chain of 2000, llguidance ends the process
 _TREES = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*[^:\n]*:)", re.MULTILINE)  # of rules in Lark: its trees, not the language
 
 
@@ -47,42 +47,11 @@ def _compile_schema(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise SettingsError(f"the JSON schema is {short_text(text)}, not an object", "give an object with a type")
-    if _is_too_deep(schema):
-        hint = "refer to fewer definitions in a row"
-        raise SettingsError(f"the JSON schema is nested more than {_DEEPEST} deep through its $refs", hint)
+    if len(set(_REFERENCES(text))) > _MOST_REFERENCES:
+        raise SettingsError(f"the JSON schema refers to more than {_MOST_REFERENCES} definitions", "give a smaller one")
     matcher, reason = _try(lambda: schema_grammar(schema), tokenizer)
     place = _place(schema, schema, tokenizer) if reason else ""
     return _checked(matcher, f"the JSON schema, at {place or 'its top'}", reason)
-
-
-def _is_too_deep(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema is too deep for llguidance. Each reference is entered once, definitions come last."""
-    entered, stack = set[str](), [(schema, 1)]
-    while stack:
-        part, depth = stack.pop()
-        if depth > _DEEPEST:
-            return True
-        parts = (
-            list(part.items()) if isinstance(part, dict) else list(enumerate(part)) if isinstance(part, list) else []
-        )
-        parts.reverse()  # the stack takes the last one first
-        for key, value in sorted(parts, key=lambda each: each[0] not in ("$defs", "definitions")):
-            if key == "$ref" and isinstance(value, str) and value not in entered:
-                entered.add(value)
-                value = _target(schema, value.partition("#")[2])
-            stack.append((value, depth + 1))
-    return False
-
-
-def _target(schema: Any, pointer: str) -> Any:
-    """Return the part that a JSON pointer names; None if there is none, which llguidance reports."""
-    for name in unquote(pointer).split("/")[1:]:
-        try:
-            key = name.replace("~1", "/").replace("~0", "~")
-            schema = schema[int(key)] if isinstance(schema, list) else schema[key]
-        except (LookupError, TypeError, ValueError):
-            return None
-    return schema
 
 
 def _try(make: Any, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, str]:

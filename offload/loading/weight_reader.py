@@ -86,6 +86,10 @@ class WeightReader:
             return self._operations.quantized_linear(weights, biases)
         return self._operations.linear(self.stacked(*(f"{name}.weight" for name in names)), biases)
 
+    def linear_of(self, weight: Tensor) -> LocalLinear:
+        """Return a linear with a weight `[out, in]` that was read."""
+        return self._operations.linear(weight)
+
     def table(self, name: str) -> Table | Linear:
         part = self._quantized(f"{name}.weight", self._read_quantized)
         return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])

@@ -13,6 +13,7 @@ from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
 from ..model.decoder import Model
 from ..model.experts import ExpertWeights, SharedExpert
+from ..model.latent import LatentWeights
 from ..model.layer import DeltaWeights, Layer, LayerPass
 from ..model.row_inputs import LayerEmbeddings
 from ..parallel import ALONE, Group, Share
@@ -36,7 +37,7 @@ def load_layer(reader: WeightReader, shape: ModelShape, index: int, experts: Exp
     return Layer(
         input_norm=norm("input_layernorm"),
         qkv=None
-        if spec.is_linear
+        if spec.is_linear or spec.is_latent
         else reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
         q_norm=None if joined else norm("self_attn.q_norm"),
         k_norm=None if joined else norm("self_attn.k_norm"),
@@ -57,6 +58,7 @@ def load_layer(reader: WeightReader, shape: ModelShape, index: int, experts: Exp
         input_post_norm=norm("post_per_layer_input_norm"),
         scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
         delta=_load_delta(reader, shape.linear, linear) if spec.is_linear and shape.linear is not None else None,
+        latent=_load_latent(reader, shape, spec, attention) if spec.is_latent else None,
     )
 
 
@@ -78,6 +80,25 @@ def _load_delta(reader: WeightReader, linear: LinearAttention, prefix: str) -> D
         gates=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in "ba")),
         rule=DeltaRule(linear, conv, decay, reader.wide(f"{prefix}dt_bias")),
         norm=reader.wide(f"{prefix}norm.weight"),
+    )
+
+
+def _load_latent(reader: WeightReader, shape: ModelShape, spec: LayerSpec, prefix: str) -> LatentWeights:
+    """Load the weights of a layer's latent attention, but for those of the output."""
+    sizes, has_latent = shape.latent, "self_attn.q_a_proj.weight" in layer_sizes(shape, spec)
+    assert sizes is not None
+    both = reader.stacked(f"{prefix}kv_b_proj.weight").unflatten(0, (shape.heads, -1))
+    keys, values = both.split((sizes.plain, sizes.value_dim), dim=1)
+    return LatentWeights(
+        sizes=sizes,
+        query_scale=spec.query_scale * sizes.head_dim**0.5,
+        query_latent=reader.linear(spec.qkv_bias, f"{prefix}q_a_proj") if has_latent else None,
+        query_norm=reader.norm(f"{prefix}q_a_layernorm.weight") if has_latent else None,
+        queries=reader.linear(False, f"{prefix}{'q_b_proj' if has_latent else 'q_proj'}"),
+        latent=reader.linear(spec.qkv_bias, f"{prefix}kv_a_proj_with_mqa"),
+        latent_norm=reader.norm(f"{prefix}kv_a_layernorm.weight"),
+        keys=[reader.linear_of(each.T.contiguous()) for each in keys],
+        values=[reader.linear_of(each.contiguous()) for each in values],
     )
 
 

@@ -168,7 +168,7 @@ def route(logits: Tensor, per_token: int, spec: LayerSpec, choice_bias: Tensor |
     """
     if choice_bias is not None:
         scores = _sigmoid(F.pad(logits, (0, -logits.shape[1] % _WIDE)))[:, : logits.shape[1]]
-        experts = (scores + choice_bias).topk(per_token, dim=-1).indices
+        experts = _in_groups(scores + choice_bias, *spec.router_groups).topk(per_token, dim=-1).indices
         weights = scores.gather(-1, experts)
     else:
         weights, experts = logits.softmax(dim=-1).topk(per_token, dim=-1)
@@ -176,3 +176,13 @@ def route(logits: Tensor, per_token: int, spec: LayerSpec, choice_bias: Tensor |
         weights = weights / weights.sum(dim=-1, keepdim=True)
     experts, order = experts.sort(dim=-1)
     return weights.gather(-1, order) * spec.router_scale, experts
+
+
+def _in_groups(scores: Tensor, groups: int, used: int) -> Tensor:
+    """Return scores with -inf outside of each token's best groups, by the sum of their two best experts."""
+    if used == groups:
+        return scores
+    grouped = scores.unflatten(1, (groups, -1))
+    best = grouped.topk(2, dim=-1).values.sum(-1).topk(used, dim=-1).indices
+    is_used = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, True)
+    return grouped.masked_fill(~is_used.unsqueeze(-1), float("-inf")).flatten(1)

@@ -14,6 +14,7 @@ from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations
 from ..parallel.linear import JoinedNorm
 from .experts import ExpertWeights
+from .latent import LatentWeights
 from .row_inputs import NO_INPUTS, RowInputs
 
 Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer, or `attend_linear` of one with linear attention
@@ -78,6 +79,7 @@ class Layer:
     experts: ExpertWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [heads], in fp32
     delta: DeltaWeights | None = None  # in place of qkv and the norms of q and k
+    latent: LatentWeights | None = None  # likewise
     v_norm: Tensor | None = None  # [head_dim], of ones
     input_gate: Linear | None = None  # [width, hidden], of the layer's own embeddings
     input_projection: Linear | None = None  # [hidden, width]
@@ -89,8 +91,8 @@ class Layer:
         """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
         linears = filter(None, (self.qkv, self.o, self.gate_up, self.down, self.input_gate, self.input_projection))
         dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
-        if self.delta is not None:
-            dense += sum(tensor.nbytes for tensor in self.delta.tensors())
+        for part in (self.delta, self.latent):
+            dense += 0 if part is None else sum(tensor.nbytes for tensor in part.tensors())
         return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
 
 
@@ -137,6 +139,8 @@ class LayerPass:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
         if layer.delta is not None:
             return layer.delta.attended(x, self.shape.norm_eps, attend)
+        if layer.latent is not None:
+            return layer.latent.attended(x, self.do, attend)
         q, gate, k, v = self.project(layer, x)
         if inputs.query_scales is not None:
             q = q * inputs.query_scales

@@ -37,9 +37,10 @@ class StreamedLayers:
     def __init__(self, resident: Sequence[Layer], streamed: Sequence[Layer], link: Link, device: torch.device) -> None:
         """Copy the `streamed` layers to pinned host memory; the caller should drop its references to them."""
         self._resident = tuple(resident)
-        if any(layer.delta is not None for layer in streamed):  # rollbacks need their weights between passes
+        if any(layer.delta or layer.latent for layer in streamed):  # rollbacks need a delta's between passes
             raise UnsupportedModel(
-                "weights of layers with linear attention cannot be streamed", "use --quantize, or a smaller model"
+                "weights of layers with linear or latent attention cannot be streamed",
+                "use --quantize, or a smaller model",
             )
         parts = _tensors(streamed[0])
         if any(sizes_of(_tensors(layer)) != sizes_of(parts) for layer in streamed):

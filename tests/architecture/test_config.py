@@ -45,6 +45,7 @@ OPTIONAL = {
     "mlp_bias": st.booleans(),
     "sliding_window": st.sampled_from([None, 256]),
     "use_sliding_window": st.booleans(),
+    "max_window_layers": st.sampled_from([0, 2, 40]),
     "eos_token_id": st.sampled_from([None, 1, [0, 2]]),
     "hidden_act": st.sampled_from(["silu", "gelu"]),
     "rope_theta": st.sampled_from([10000.0, 500000, 1e6]),
@@ -75,21 +76,23 @@ def by_transformers(values, folder):
 def comparable(config):
     """What a shape has of transformers' config, by the shape's names."""
     family = config.model_type
-    qwen = family.startswith("qwen")
+    has_window = family in WINDOWED or "sliding_attention" in (getattr(config, "layer_types", None) or ())
     own = config.per_layer_config["full_attention"] if family == "gemma4_text" else config
-    head_dim = getattr(own, "head_dim", None)
+    head_dim, rank = getattr(own, "head_dim", None), getattr(config, "kv_lora_rank", 0)
     eos, rope = config.eos_token_id, config.rope_parameters
     return {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
         "heads": config.num_attention_heads,
-        "kv_heads": own.num_key_value_heads,
-        "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
+        "kv_heads": 1 if rank else own.num_key_value_heads,
+        "head_dim": rank + config.qk_rope_head_dim
+        if rank
+        else head_dim or config.hidden_size // config.num_attention_heads,
         "intermediate": getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
         "vocab": config.vocab_size,
         "norm_eps": next(getattr(config, name) for name in EPSILONS if hasattr(config, name)),
         "tied_embeddings": config.tie_word_embeddings,
-        "sliding_window": getattr(config, "sliding_window", None) if qwen or family in WINDOWED else None,
+        "sliding_window": getattr(config, "sliding_window", None) if has_window else None,
         "max_positions": config.max_position_embeddings,
         "rope": dict(rope.get("full_attention", rope)),
         "sliding_rope": rope.get("sliding_attention"),
@@ -143,6 +146,8 @@ def test_other_values_and_kinds_of_layers_are_those_of_transformers(family, chan
     if change.get("layer_types") and not FAMILIES[family].has_layer_windows:
         change = {}
     values = {"model_type": family} | SIZES | MORE | change
+    if "kv_lora_rank" in FAMILIES[family].defaults:
+        del values["head_dim"]  # of the rotated part alone
     theirs, shape = by_transformers(values, tmp_path), shape_from_config(values, {})
     found = comparable(theirs)
     for name in ("type", "max_position_embeddings"):  # Ministral 3 has them in its default, and reads neither

@@ -15,7 +15,6 @@ PERSON = {
 }
 LINKED = {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
 CHAIN = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(5000)}
-ENTRIES = {f"p{i}": {"$ref": f"#/$defs/a{i}"} for i in range(0, 5000, 90)}  # the first one enters all others
 BY_NAME = {"type": "object", "additionalProperties": {"type": "integer"}}
 UUID = "12345678-1234-4234-8234-123456789012"
 # What pydantic writes for paths, secrets, bytes, decimals and others.
@@ -77,8 +76,7 @@ def test_what_is_not_enforced_is_said():
         ("json-schema", '{"properties": {"a": {"$ref": "#/$defs/b"}}}', "at /properties/a: .*does not exist"),
         ("json-schema", '{"minimum": 3, "maximum": 1, "type": "integer"}', "at its top: .*minimum .3."),
         ("json-schema", '{"items": ' * 200 + "{}" + "}" * 200, "recursion limit"),
-        ("json-schema", json.dumps({"$defs": CHAIN, "$ref": "#/$defs/a0"}), "more than 1000 deep"),
-        ("json-schema", json.dumps({"$defs": CHAIN, "properties": ENTRIES}), "more than 1000 deep"),
+        ("json-schema", json.dumps({"$defs": CHAIN, "$ref": "#/$defs/a0"}), "more than 1000 definitions"),
         ("choices", '["a", "\\udcff"]', "not UTF-8"),
         ("choices", "[]", "choices"),
         ("grammar", 'other: "a"', "start"),

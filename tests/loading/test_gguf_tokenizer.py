@@ -109,7 +109,7 @@ def test_the_pre_tokenizers_of_all_families_are_known():
         **{"llama": "llama-bpe", "smollm3": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2"},
         **{"phi3": "gpt-4o", "gpt-oss": "gpt-4o", "granite": "refact", "granitemoe": "refact", "olmo2": "dbrx"},
         **{"olmoe": "olmo", "glm4": "glm4", "glm4moe": "glm4", "starcoder2": "starcoder", "exaone4": "exaone4"},
-        **{"command-r": "command-r", "cohere2": "command-r", "seed_oss": "seed-coder"},
+        **{"command-r": "command-r", "cohere2": "command-r", "seed_oss": "seed-coder", "deepseek2": "deepseek-v3"},
         **dict.fromkeys(("gemma2", "gemma3", "ernie4_5"), ""),
     }
     assert set(GGUF_FAMILIES) <= set(known) and set(known.values()) <= {"", *PATTERNS}

@@ -28,6 +28,8 @@ def test_every_known_model_has_a_source():
         ("SmolLM2-135M", "embedded", "smollm2-135m"),
         ("meta-llama/Meta-Llama-3.1-8B", "hub", "meta-llama/Meta-Llama-3.1-8B"),  # not the instruct model
         ("someone/some-model", "hub", "someone/some-model"),
+        ("someone/some-GGUF:Q4_K_M", "gguf", "someone/some-GGUF"),
+        ("someone/some-GGUF/Q8_0/a-00001-of-00002.gguf", "gguf", "someone/some-GGUF"),
     ],
 )
 def test_what_a_name_stands_for(asked, kind, target):
@@ -57,7 +59,7 @@ def test_a_wrong_name_suggests_a_close_one(asked, meant):
     with pytest.raises(ModelNotFound) as caught:
         resolve(asked)
     hint = caught.value.hint
-    assert "`triforce pull --list` lists all" in hint
+    assert "`triforce models` lists all" in hint
     assert ("did you mean" in hint) == (meant is not None)
     if meant is not None:
         named = hint.partition("?")[0].removeprefix("did you mean ").split(", ")

@@ -48,14 +48,11 @@ def form_of(name):
 def read(form, text, step=1):
     """Return the text and the calls of an answer that arrives in pieces."""
     reader = CallReader(form)
-    content, names, arguments = "", [], {}
+    content, calls = "", []
     for at in range(0, len(text), step):
-        more, pieces = reader.feed(text[at : at + step])
-        content += more
-        for each in pieces:
-            names += [] if each.name is None else [each.name]
-            arguments[each.call] = arguments.get(each.call, "") + each.arguments
-    return content + reader.flush(), tuple(names), [json.loads(each) for each in arguments.values() if each]
+        more, found = reader.feed(text[at : at + step])
+        content, calls = content + more, calls + found
+    return content + reader.flush(), tuple(call.name for call in calls), [json.loads(call.arguments) for call in calls]
 
 
 def matcher(form, is_required=True, has_several=True):

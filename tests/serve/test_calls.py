@@ -11,7 +11,7 @@ from offload.loading.tokenizers.text_stream import TextLayer, stream_text
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import SPECIAL, make_tokenizer
 from tests.support.tool_templates import TEMPLATES
-from triforce_cli.serve.tools import CallDeltas, tools_of
+from triforce_cli.serve.tools import AnsweredCalls, tools_of
 
 NAMES = (*SPECIAL, "[TOOL_CALLS]", "[ARGS]")
 EOS = NAMES.index(SPECIAL[2])
@@ -53,12 +53,11 @@ def streamed(tokenizer, form, ids):
         yield from (Tokens((token,)) for token in ids[:-1])
         yield Finished("eos")
 
-    deltas, texts = CallDeltas(form), []
+    deltas, texts = AnsweredCalls(form), []
     for event in stream_text(events(), TextLayer.after(tokenizer, [], (), True, form)):
         if isinstance(event, Text):
             texts.append(event.text)
     content = "".join(deltas.feed(text)[0] for text in texts) + deltas.flush()
-    assert deltas.are_whole == bool(deltas.calls)
     return content, deltas.calls
 
 

@@ -71,8 +71,8 @@ def test_a_required_call_whole_and_streamed(api):
     calls = [each for delta in deltas for each in delta.delta.tool_calls or []]
     assert (calls[0].function.name, calls[0].id[:5], deltas[-1].finish_reason) == ("count", "call_", "tool_calls")
     assert "".join(each.function.arguments for each in calls) == called.function.arguments
-    cut = api.create(stop=['"n"'], **wanted).choices[0]
-    assert (cut.message.tool_calls[0].function.arguments, cut.finish_reason) == ("{", "stop")
+    cut = api.create(stop=['"n"'], **wanted).choices[0]  # a part of a call is none
+    assert (cut.message.tool_calls, cut.message.content, cut.finish_reason) == (None, "", "stop")
 
 
 def test_a_call_and_its_result_are_in_the_next_prompt(api):

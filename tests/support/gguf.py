@@ -6,6 +6,7 @@ import numpy as np
 from gguf import (
     MODEL_ARCH,
     MODEL_ARCH_NAMES,
+    ExpertGatingFuncType,
     GGMLQuantizationType,
     GGUFWriter,
     RopeScalingType,
@@ -77,7 +78,7 @@ def _add_sizes(writer, config):
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if hasattr(config, "kv_lora_rank") else config.num_key_value_heads)
 
 
 def _write(writer):
@@ -91,6 +92,7 @@ _ARCHITECTURES = {  # where GGUF's name of a family is not transformers'
     "cohere": "command-r",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "deepseek_v3": "deepseek2",
     "glm4_moe": "glm4moe",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -112,6 +114,9 @@ def write_family(path, model, kind=GGMLQuantizationType.F32, change=lambda write
     change(writer)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in _parameters(model):
+        if "kv_b_proj" in name:
+            _add_latent_heads(writer, names, name, weight, config, kind)
+            continue
         data, (*_, module, _) = weight.detach().float().numpy(), name.split(".")
         if family in _PERMUTED and module in heads:
             data = _permuted(data, heads[module])
@@ -120,6 +125,14 @@ def write_family(path, model, kind=GGMLQuantizationType.F32, change=lambda write
         stored = np.ascontiguousarray(data) if as_is else quants.quantize(data, kind)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), stored, raw_dtype=None if as_is else kind)
     _write(writer)
+
+
+def _add_latent_heads(writer, names, name, weight, config, kind):
+    both = weight.detach().unflatten(0, (config.num_attention_heads, -1))
+    keys, values = both.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+    for part, data in (("k_b_proj", keys.mT.contiguous()), ("v_b_proj", values.contiguous())):
+        own = names.get_name(name.replace("kv_b_proj", part), (".weight",))
+        writer.add_tensor(own, quants.quantize(data.numpy(), kind), raw_dtype=kind)
 
 
 def _parameters(model):
@@ -156,6 +169,15 @@ def _gpt_oss_parameters(model):
 def _add_dimensions(writer, config, architecture):
     _add_sizes(writer, config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if rank := getattr(config, "kv_lora_rank", None):
+        head_dim = rank + config.qk_rope_head_dim
+        writer.add_kv_lora_rank(rank)
+        writer.add_q_lora_rank(config.q_lora_rank)
+        writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_value_length_mla(config.v_head_dim)
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_group_count(config.n_group)
     writer.add_key_length(head_dim)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
@@ -172,7 +194,10 @@ def _add_dimensions(writer, config, architecture):
         writer.add_rope_scaling_type(RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        if rope.get("mscale_all_dim"):
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    rotated = getattr(config, "qk_rope_head_dim", None) or int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(rotated)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_eos_token_id(2)
     if hasattr(config, "rms_norm_eps"):

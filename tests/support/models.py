@@ -55,6 +55,11 @@ _LINEAR = {
 }
 _ROUTED = {"num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _ROUTED |= {"n_shared_experts": 2, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}
+_LATENT = {"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 16}
+_LATENT |= {"num_key_value_heads": 4}
+_MSCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+_MSCALED |= {"mscale": 0.7, "mscale_all_dim": 0.7}
+_MLPS = ["dense", "sparse", "sparse"]
 _PARTIAL_ROPE = {"rope_parameters": {"rope_type": "default"} | _PARTIAL}
 _SHARED_EXPERT = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SHARED_EXPERT |= {"shared_expert_intermediate_size": 48}
@@ -84,6 +89,8 @@ FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all th
     "ernie4.5": ("ernie4_5", {"head_dim": 32}),
     "exaone4": ("exaone4", {"sliding_window": 21, "num_hidden_layers": 4}),
     "exaone4-small": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "deepseek-v3": ("deepseek_v3", _ROUTED | _LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": _MSCALED}),
+    "glm4-flash": ("glm4_moe_lite", {**_ROUTED, **_LATENT, "q_lora_rank": None, "mlp_layer_types": _MLPS}),
     "glm4-moe": ("glm4_moe", _ROUTED | _PARTIAL_ROPE | {"use_qk_norm": True, "attention_bias": True}),
     "gpt-oss": ("gpt_oss", _WINDOW | _YARN | _OSS),
     "qwen3-next": ("qwen3_next", _LINEAR | _SHARED_EXPERT),

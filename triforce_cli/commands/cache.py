@@ -1,6 +1,5 @@
 """`triforce cache`: lists and removes cached prompts."""
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from offload.units import parse_size, size_text
 
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
-from ..options.settings import cache_home, given_options
+from ..options.settings import given_options
 from ..output.cache_entries import entries_table
 from ..output.stdout_formats import json_line
 from ..run.prompt_cache import prompt_folder
@@ -36,14 +35,8 @@ def _parse_age(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def _complete_id(incomplete: str) -> list[tuple[str, str]]:
-    """Return the ids that begin so, each with the beginning of its prompt."""
-    folder = prompt_folder(cache_home(os.environ), Caching().cache_limit)
-    return [(entry.id, entry.label) for entry in entries(folder) if entry.id.startswith(incomplete.lower())]
-
-
 _ID_HELP = "An id from `triforce cache list`, or the beginning of one."
-_Id = typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)
+_Id = typer.Argument(metavar="ID", help=_ID_HELP)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 _LIMIT = options.chosen("set")
 

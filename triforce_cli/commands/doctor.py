@@ -60,9 +60,7 @@ def _rows(facts: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[tupl
     yield "kernel", _asked("kernel", kernel["level"], kernel, origins)
     yield "", f"levels: {', '.join(kernel['levels'])}" if kernel["levels"] else _NO_KERNEL
     yield "families", ", ".join(facts["families"])
-    models = facts["cache"]["models"]
-    yield "models", f"{counted(len(models), 'model')}, {facts['cache']['folder'] / 'models'}"
-    yield from (("", f"{name}, {size_text(size)}") for name, size in models.items())
+    yield "cache", str(facts["cache"]["folder"])
 
 
 def _asked(name: str, used: str | None, facts: Mapping[str, Any], origins: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from ..distributed.rank import broadcast
 from ..input.documents import STDIN, Document, files_in, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
-from ..options.checks import check_output, named_files, refuse_broken_text
+from ..options.checks import check_output, named_files
 from ..options.declarations import AUTO, parse_parallel
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.renderers import renderer_for
@@ -85,8 +85,6 @@ def summarize(
     sources = files_in(_sources(prompt_file or [], files or [], terminal), terminal.note)
     inputs = [*(("", source) for source in sources), *named_files(ctx), ("--prompt", prompt)]
     path = check_output(output, inputs)
-    for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
-        refuse_broken_text(name, texts)
     if not all(text.strip() for text in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
     at_once = parse_parallel(parallel)

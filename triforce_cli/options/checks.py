@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -65,6 +65,9 @@ def check_combinations(params: Mapping[str, Any]) -> None:
     ):
         if name in given and params[name] not in values:
             raise SettingsError(f"--{name} {short_repr(params[name])} is not one of {', '.join(values)}", hint)
+    for name in ("system", "stop", "focus", "question", "language"):
+        if any("\ud800" <= char <= "\udfff" for char in "".join(params.get(name) or ())):  # of bytes that are no text
+            raise SettingsError(f"--{name} is not valid UTF-8", "give it in the encoding of the terminal")
 
 
 def _flag(name: str) -> str:
@@ -103,12 +106,6 @@ def check_output(name: str | None, inputs: Iterable[Named]) -> Path | None:
     if path.is_dir() or not path.exists():
         check_file(path, "--output", "answer.txt")
     return path
-
-
-def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
-    """Raise SettingsError for arguments that are not valid text: such bytes arrive as lone surrogates."""
-    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-        raise SettingsError(f"{name} is not valid UTF-8", "give it in the encoding of the terminal")
 
 
 def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Sequence
 from offload.errors import UsageError
 from offload.settings.parse import NAMES
 
-REMOVED: dict[str, str] = {  # "command", "--option" or "--option value"
+REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
+    "--list": "use `triforce models`",
+    "--shared-prefix": "open_model(...).fitting_sequences(tokens) says how many sequences fit",
     "--batch": "use `triforce generate --batch`, whose summary has the tokens a second",
     "--ray": "run `triforce summarize` for the documents of each machine; `triforce generate --batch` has --ray",
     "--map-reduce": "leave it out: a document that exceeds the context is read in parts",
@@ -95,7 +97,7 @@ _FOREIGN = {  # other programs' options
 _COMMANDS = {  # other programs' commands
     "run": 'triforce generate "a prompt"',
     "ask": 'triforce summarize book.txt --question "Who tells it?"',
-    "list": "triforce cache list for cached prompts, or triforce doctor for models",
+    "list": "triforce models, or triforce cache list for cached prompts",
     "version": "triforce --version",
     "help": "triforce COMMAND --help",
 }

@@ -20,7 +20,7 @@ from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..output.terminal import Terminal
-from .checks import check_combinations, refuse_broken_text, refuse_inexact, refuse_unverifiable
+from .checks import check_combinations, refuse_inexact, refuse_unverifiable
 from .constraint_options import constraint_of_flags
 from .declarations import AUTO
 from .mistakes import WORDS
@@ -123,8 +123,6 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
 def check_flags(ctx: typer.Context) -> None:
     """Raise SettingsError for flags that are wrong whatever prompt and profile are found."""
     check_combinations(ctx.params)
-    refuse_broken_text("--system", [ctx.params.get("system") or ""])
-    refuse_broken_text("--stop", ctx.params.get("stop") or [])
     ctx.params["constraint"] = constraint_of_flags(ctx.params)  # once: a file may be a pipe
     given = given_options(ctx)[0]
     check_part(given)

@@ -44,11 +44,11 @@ def entries_table(entries: Sequence[Entry], folder: PromptFolder, now: float, wi
 
 def _row(entry: Entry, now: float) -> tuple[str, ...]:
     """Return the cells of _COLUMNS."""
-    ages = (_ago(now - then) for then in (entry.created, entry.used))
+    ages = (ago(now - then) for then in (entry.created, entry.used))
     texts = (visible(entry.model), visible(entry.label))
     return (entry.id, f"{entry.tokens:,}", size_text(entry.size), entry.kv, *ages, *texts)
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
     """Return an age such as `3 d` or `12 min`, in the largest unit of which there is at least one."""
     return next((f"{int(seconds // size)} {name}" for size, name in _STEPS if seconds >= size), "now")

@@ -16,7 +16,7 @@ from offload.units import counted
 from ..output.format import duration
 from .errors import ApiError, api_error
 from .sequences import SequenceSettings, ServedModel, ServedSequence
-from .tools import CallDeltas
+from .tools import AnsweredCalls
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _LEAST = -9999.0  # for a probability of 0: JSON has no infinity
@@ -117,7 +117,7 @@ class Choice:
 
     def __init__(self, index: int, settings: SequenceSettings, token_bytes: TokenBytes) -> None:
         self._index, self._is_chat = index, settings.is_chat
-        self._calls = None if settings.calls is None else CallDeltas(settings.calls)
+        self._calls = None if settings.calls is None else AnsweredCalls(settings.calls)
         self._token_bytes = None if settings.logprobs is None else token_bytes
         self._text, self._thought, self._tokens, self._reason = "", "", list[ScoredToken](), "length"
 
@@ -126,7 +126,7 @@ class Choice:
         return self._part({"role": "assistant", "content": ""})
 
     def parts(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Yield what an event adds, as choices of chunks: one call's fragment in each."""
+        """Yield what an event adds, as choices of chunks: one call in each."""
         if isinstance(event, Thought) and event.text:
             self._thought += event.text
             yield self._part({"reasoning_content": event.text})
@@ -137,7 +137,7 @@ class Choice:
                 yield self._part({"tool_calls": [call]})
         elif isinstance(event, Finished):
             yield from self._texts("" if self._calls is None else self._calls.flush())
-            is_call = self._calls is not None and self._calls.are_whole
+            is_call = self._calls is not None and bool(self._calls.calls)
             self._reason = "tool_calls" if is_call and event.reason != "length" else _REASONS[event.reason]
             yield self._part({}, reason=self._reason)
 

@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -111,34 +111,18 @@ def _call(value: Any, where: str) -> dict[str, Any]:
     return value | {"type": "function", "function": function | {"arguments": arguments}}
 
 
-class CallDeltas:
-    """The calls of one answer, as its text comes."""
+class AnsweredCalls:
+    """The calls of one answer, as its text comes, in the form of OpenAI's API."""
 
     def __init__(self, form: ToolFormat) -> None:
         self._reader, self._id_length, self.calls = CallReader(form), form.id_length, list[dict[str, Any]]()
+        self.flush = self._reader.flush
 
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Return the answer's text, and the entries of `tool_calls` in deltas that have become final."""
-        content, pieces = self._reader.feed(text)
-        return content, [delta for piece in pieces for delta in self._deltas(piece.call, piece.name, piece.arguments)]
-
-    def _deltas(self, index: int, name: str | None, arguments: str) -> Iterator[dict[str, Any]]:
-        if name is not None:
-            head = {"id": f"call_{secrets.token_hex(12)}"[-(self._id_length or 0) :], "type": "function"}
-            self.calls.append(head | {"function": {"name": name, "arguments": ""}})
-            yield {"index": index} | head | {"function": {"name": name, "arguments": ""}}
-        if arguments:
-            self.calls[index]["function"]["arguments"] += arguments
-            yield {"index": index, "function": {"arguments": arguments}}
-
-    def flush(self) -> str:
-        """Return the text that is left at the end."""
-        return self._reader.flush()
-
-    @property
-    def are_whole(self) -> bool:
-        """Whether there are calls, and no stop string has cut the arguments of the last one."""
-        try:
-            return bool(self.calls) and isinstance(json.loads(self.calls[-1]["function"]["arguments"]), dict)
-        except (ValueError, RecursionError):
-            return False
+        """Return the answer's text, and the entries of `tool_calls` in deltas, that have become final."""
+        content, calls = self._reader.feed(text)
+        before = len(self.calls)
+        for call in calls:
+            id = f"call_{secrets.token_hex(12)}"[-(self._id_length or 0) :]
+            self.calls.append({"id": id, "type": "function", "function": call._asdict()})
+        return content, [{"index": at, **self.calls[at]} for at in range(before, len(self.calls))]

@@ -1,6 +1,7 @@
 """The families of models that run, close relatives in one file. docs/architecture.md says how to add one."""
 
 from .cohere import COHERE, COHERE2
+from .deepseek import DEEPSEEK_V3, GLM4_MOE_LITE
 from .family import Family, GGUFNames
 from .gemma import GEMMA2, GEMMA3
 from .gemma4 import GEMMA4
@@ -33,7 +34,19 @@ _DENSE = (
 )
 _WINDOWED = (GEMMA2, GEMMA3, GEMMA4, OLMO3, COHERE2, MINISTRAL, EXAONE4)
 _HYBRID = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
-_EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS, GLM4_MOE, *_HYBRID)
+_EVERY = (
+    *_DENSE,
+    *_WINDOWED,
+    QWEN3_MOE,
+    MIXTRAL,
+    GRANITE_MOE,
+    OLMOE,
+    GPT_OSS,
+    GLM4_MOE,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+    *_HYBRID,
+)
 FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}  # by `model_type`
 _SPARSE = {family.gguf.sparse for family in _EVERY if family.gguf is not None}
 GGUF_FAMILIES = {  # by architecture; of files with experts that share it with others, those others

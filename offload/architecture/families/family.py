@@ -109,6 +109,8 @@ def sparse_layers(values: Values) -> list[bool]:
     dense, period = values.get("mlp_only_layers") or (), values.get("decoder_sparse_step") or 1
     has_experts, first = bool(values.get("num_experts")), values.get("first_k_dense_replace") or 0
     layers = range(values["num_hidden_layers"])
+    if kinds := values.get("mlp_layer_types"):
+        return [has_experts and kind == "sparse" for kind in kinds[: len(layers)]]
     return [has_experts and layer >= first and layer not in dense and (layer + 1) % period == 0 for layer in layers]
 
 

@@ -3,6 +3,8 @@
 GLM-4.5 to 4.7 are mixtures of experts as DeepSeek-V3 has them, with norms of q and k in the large ones.
 """
 
+from typing import Any
+
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec
 from .family import FUSED_MLP, STACKED_EXPERTS, Family, GGUFNames, Values, layer_specs
@@ -19,14 +21,21 @@ GLM4 = Family(
 )
 
 
-def routed(values: Values) -> dict[str, object]:
+def routed(values: Values) -> dict[str, Any]:
     """Return the features of a layer whose experts are chosen by sigmoids. Raises UnsupportedModel."""
-    if (values["n_group"] or 1) > 1 or not values["norm_topk_prob"]:
+    is_sigmoid = values.get("scoring_func", "sigmoid") == "sigmoid" and values.get("expert_gating_func", 2) == 2
+    if not (is_sigmoid and values["norm_topk_prob"]):
         raise UnsupportedModel(
-            "experts in groups, or with weights whose sum is not 1, are not supported", "use another"
+            "experts that are not weighed by sigmoids with a sum of 1 are not supported", "use another"
+        )
+    groups, count = (values["n_group"] or 1, values["topk_group"] or 1), values["num_experts"]
+    if count % groups[0] or groups[1] > groups[0] or (groups[0] > 1 and count // groups[0] < 2):
+        raise UnsupportedModel(
+            f"{count} experts in {groups[0]} groups, of which {groups[1]} are used", "correct config.json"
         )
     scale, shares = values["routed_scaling_factor"], bool(values["n_shared_experts"])
-    return {"router": "sigmoid", "router_scale": scale, "shares_expert": shares, "gates_shared_expert": False}
+    shared = {"shares_expert": shares, "gates_shared_expert": False}
+    return {"router": "sigmoid", "router_scale": scale, "router_groups": groups} | shared
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -34,7 +43,7 @@ def _layers(values: Values) -> list[LayerSpec]:
     return layer_specs(values, o_bias=False, qk_norm=qk_norm, **routed(values))
 
 
-ROUTED = {"norm_topk_prob": True, "n_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0}
+ROUTED = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0}
 ROUTED_ALIASES = {"num_experts": "n_routed_experts"}
 ROUTED_TENSORS = {f"mlp.shared_expert.{x}_proj": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}
 ROUTED_KEYS = {
@@ -43,6 +52,8 @@ ROUTED_KEYS = {
     "norm_topk_prob": "expert_weights_norm",
     "n_shared_experts": "expert_shared_count",
     "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "expert_gating_func": "expert_gating_func",
     "num_nextn_predict_layers": "nextn_predict_layers",
 }
 GLM4_MOE = Family(

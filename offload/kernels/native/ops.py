@@ -191,6 +191,8 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
     if shape.linear is not None and (reason := _why_not_linear(shape.linear)) is not None:
         return reason
     widths = [shape.hidden, *shape.mlp_widths, *([shape.layer_input] if shape.layer_input else [])]
+    if sizes := shape.latent:
+        widths += [sizes.query_rank, sizes.rank, sizes.plain, sizes.value_dim]
     if any(width % BLOCK for width in widths):
         return f"it needs rows in multiples of {BLOCK}, not {' and '.join(map(str, widths))}"
     return None

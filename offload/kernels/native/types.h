@@ -22,7 +22,7 @@ enum {
     SCORED_AHEAD = 4096, /* bytes of keys that are prefetched before they are scored */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of the rows a tile of every level */
-    MAX_HEAD_DIM = 512,
+    MAX_HEAD_DIM = 576, /* of DeepSeek-V3's latents */
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
     SMALL_LEVEL = 15,   /* levels between it and its negative are summed faster */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */

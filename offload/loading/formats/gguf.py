@@ -74,6 +74,12 @@ _MODULES = {  # llama.cpp's names of tensors -> the decoder's
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_sinks": "self_attn.sinks",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    **dict.fromkeys(("attn_kv_b", "attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
@@ -145,6 +151,35 @@ class GGUFWeight:
         from .gguf_blocks import stored_matrix
 
         return stored_matrix(self.tensor.kind, self._stored())
+
+
+@dataclass(frozen=True)
+class HeadsWeight:
+    """Keys and values of latent attention as one tensor `[heads * (plain + value_dim), rank]`. It is a `Weight`.
+
+    A file has them apart, `[heads, rank, plain]` and `[heads, value_dim, rank]`.
+    """
+
+    keys: GGUFWeight
+    values: GGUFWeight
+    bits = None
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        heads, rank, plain = self.keys.size
+        return heads * (plain + self.values.size[1]), rank
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.keys.is_quantized
+
+    def read(self, part: Part | None = None) -> Tensor:
+        import torch
+
+        return torch.cat((self.keys.read().mT, self.values.read()), 1).flatten(0, 1)[part or ...]
+
+    def quantized(self) -> None:
+        return None
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -263,6 +298,8 @@ class GGUFCheckpoint(Checkpoint):
         original = self._own("rope.scaling.original_context_length")
         if kind == "yarn" and original:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
+        if multiplier := self._own("rope.scaling.yarn_log_multiplier"):
+            rope |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
         return rope | dict(self._names.yarn) if kind == "yarn" else rope
 
     def _check_types(self) -> None:
@@ -295,7 +332,12 @@ class GGUFCheckpoint(Checkpoint):
             ours = self._transformers_name(name)
             if ours is None:
                 continue
-            if "*" in ours:
+            if name.endswith("attn_v_b.weight"):
+                if keys := self._file.tensors.get(name.replace("attn_v_b", "attn_k_b")):
+                    found[ours] = HeadsWeight(GGUFWeight(keys), GGUFWeight(tensor))
+            elif name.endswith("attn_k_b.weight"):
+                continue  # with attn_v_b
+            elif "*" in ours:
                 for expert in range(tensor.size[0]):
                     found[ours.replace("*", str(expert))] = GGUFWeight(tensor, expert)
             else:

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
-from ...architecture.layer_spec import LayerSpec
+from ...architecture.layer_spec import Latent, LayerSpec
 from ...errors import UnsupportedModel
 from .checkpoint import Part
 
@@ -29,6 +29,8 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     linears["self_attn.o_proj"] = (hidden, q, spec.o_bias)
     if spec.is_linear and shape.linear is not None:
         linears = _linear_projections(shape.linear, shape.hidden)
+    if spec.is_latent and shape.latent is not None:
+        linears = _latent_projections(shape.latent, shape, spec)
     if shape.layer_input:
         linears["per_layer_input_gate"] = (shape.layer_input, hidden, False)
         linears["per_layer_projection"] = (hidden, shape.layer_input, False)
@@ -62,6 +64,9 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
         sizes["post_per_layer_input_norm.weight"] = (hidden,)
     if spec.has_scale:
         sizes["layer_scalar"] = (1,)
+    if spec.is_latent and shape.latent is not None:
+        ranks = {"q_a": shape.latent.query_rank, "kv_a": shape.latent.rank}
+        sizes |= {f"self_attn.{name}_layernorm.weight": (rank,) for name, rank in ranks.items() if rank}
     if spec.qk_norm:
         each = {"q": heads.head_dim, "k": heads.head_dim} if spec.qk_norm == "head" else {"q": q, "k": kv}
         sizes |= {f"self_attn.{x}_norm.weight": (each[x],) for x in spec.projections if x != "v"}
@@ -73,6 +78,20 @@ def _linear_projections(linear: LinearAttention, hidden: int) -> dict[str, tuple
     rows = {"qkv": linear.width, "z": linear.values, "b": linear.value_heads, "a": linear.value_heads}
     found = {f"linear_attn.in_proj_{name}": (count, hidden, False) for name, count in rows.items()}
     return found | {"linear_attn.out_proj": (hidden, linear.values, False)}
+
+
+def _latent_projections(latent: Latent, shape: ModelShape, spec: LayerSpec) -> dict[str, tuple[int, int, bool]]:
+    """Return outputs, inputs and biases of the linears of a layer's latent attention."""
+    heads, hidden, rank, bias = shape.heads, shape.hidden, latent.query_rank, spec.qkv_bias
+    queries = heads * (latent.plain + latent.rotated)
+    q = {"q_a_proj": (rank, hidden, bias), "q_b_proj": (queries, rank, False)} if rank else {}
+    others = {
+        **(q or {"q_proj": (queries, hidden, False)}),
+        "kv_a_proj_with_mqa": (latent.head_dim, hidden, bias),
+        "kv_b_proj": (heads * (latent.plain + latent.value_dim), latent.rank, False),
+        "o_proj": (hidden, heads * latent.value_dim, spec.o_bias),
+    }
+    return {f"self_attn.{name}": sizes for name, sizes in others.items()}
 
 
 def _linear_vectors(linear: LinearAttention) -> Sizes:
@@ -132,6 +151,8 @@ class TensorPlaces:
         linear = self.shape.linear
         if linear and self.shape.family_spec.groups_linear_rows and module.startswith("linear_attn.in_proj"):
             return TensorPlace(f"{prefix}{own}.{kind}", None, _grouped_rows(linear, module))
+        if self.shape.latent is not None and module.startswith("self_attn.") and self.shape.rotates_neighbours:
+            return TensorPlace(f"{prefix}{own}.{kind}", part, _latent_rows(self.shape.latent, module, self.shape.heads))
         fused = self.shape.family_spec.fused.get(own)
         is_rotated = module in _ROTATED or module in _ROTATED_NORMS
         rows = self._rows[f"{module}.{kind}"] if fused or is_rotated else 0
@@ -177,6 +198,17 @@ def _grouped_rows(linear: LinearAttention, module: str) -> list[int]:
     starts = dict(zip(sizes, accumulate((0, *sizes.values())), strict=False))
     heads = range(0, linear.key_heads * sum(sizes.values()), sum(sizes.values()))
     return [head + starts[part] + row for part in name for head in heads for row in range(sizes[part])]
+
+
+def _latent_rows(latent: Latent, module: str, heads: int) -> list[int] | None:
+    """Return the rows of a projection with a rotated part, whose neighbours are rotated, as two halves of it."""
+    counts = {"kv_a_proj_with_mqa": (1, latent.rank)} | dict.fromkeys(("q_proj", "q_b_proj"), (heads, latent.plain))
+    if (name := module.rpartition(".")[2]) not in counts:
+        return None
+    count, plain = counts[name]
+    size = plain + latent.rotated
+    each = [*range(plain), *range(plain, size, 2), *range(plain + 1, size, 2)]
+    return [head * size + row for head in range(count) for row in each]
 
 
 def row_order(head_dim: int, rotary_dim: int, neighbours: bool) -> list[int]:

@@ -1,6 +1,7 @@
 """Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from ...architecture.dims import Dimensions, WeightBits
 from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, PlanShape, known_name, published_bits
+from ...architecture.weight_formats import rounded_bits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
@@ -19,6 +21,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.safetensors import FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits, check_tensors
 from .bundled import GENERATION, WEIGHTS, embedded_folder, fetch_embedded
+from .gguf_repository import cached_gguf, published_parts
 from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
@@ -55,11 +58,17 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
         return path if path.is_dir() else fetch_embedded(source.target, home, progress)
     if source.kind == "path":
         return Path(source.target)
+    if source.kind == "gguf":
+        return (None if refresh else cached_gguf(source.target, source.file)) or _download_gguf(source)
     if source.known in HUB_MODELS and HUB_MODELS[source.known].is_for_plans:
         raise UnsupportedModel(f"{source.known} is for plans alone", f"triforce profile --model {source.known}")
     path = (None if refresh else _cached_snapshot(source.target)) or _download(source.target, _HUB_FILES)
-    has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
-    return path if has_weights else _download(source.target, _PICKLED_FILES)
+    if any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin")):
+        return path
+    if not (path / "config.json").is_file():
+        hint = f"of a repository of GGUF files, name one: --model {name}:Q4_K_M"
+        raise ModelNotFound(f"{name} has no config.json and no weights in safetensors", hint)
+    return _download(source.target, _PICKLED_FILES)
 
 
 def cached_models() -> list[str]:
@@ -89,11 +98,16 @@ def dimensions(name: str) -> PlanShape | ModelShape:
     not in the hub's cache; of a GGUF file, the header. Raises as `locate`, UnsupportedModel.
     """
     source = resolve(name)
-    if source.kind == "path" and (Path(source.target).is_file() or (Path(source.target) / WEIGHTS).is_file()):
-        return open_checkpoint(Path(source.target)).shape
+    path = _local_path(source)
+    if path is not None and (path.is_file() or (path / WEIGHTS).is_file()):
+        return open_checkpoint(path).shape
     if source.known is not None and (source.kind == "embedded" or not _is_cached(name)):
         return KNOWN[source.known]
-    return read_shape(_config_file(source, source.target))
+    return (
+        open_checkpoint(locate(name)).shape
+        if source.kind == "gguf"
+        else read_shape(_config_file(source, source.target))
+    )
 
 
 def _is_cached(name: str) -> bool:
@@ -111,7 +125,7 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     if name == MTP:
         return mtp_dimensions(target)
     source = resolve(name)
-    if source.known is not None or source.kind == "embedded":
+    if source.known is not None or source.kind in ("embedded", "gguf"):
         return dimensions(name)
     file = _config_file(source, source.target)
     config = read_json(file)
@@ -125,10 +139,13 @@ def stored_bits(name: str) -> WeightBits | None:
     plan needs only their dimensions.
     """
     source = resolve(name)
-    if source.kind != "path":
-        return published_bits(source.known)
+    path = _local_path(source)
+    if path is None:
+        level = re.search(r"q[4568]", source.file, re.IGNORECASE)  # a GGUF model that is not here has about these
+        known = source.known if level else None
+        return rounded_bits(KNOWN[known], level[0].lower()) if known and level else published_bits(source.known)
     try:
-        checkpoint = open_checkpoint(Path(source.target))
+        checkpoint = open_checkpoint(path)
         sizes, quantized = checkpoint.sizes(), checkpoint.quantized_bits()
     except TriforceError:
         return None
@@ -181,6 +198,23 @@ def _cached_snapshot(name: str) -> Path | None:
     except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
         return None
     return path
+
+
+def _download_gguf(source: ModelSource) -> Path:
+    try:
+        parts = published_parts(source.target, source.file)
+    except ModelNotFound:
+        raise
+    except Exception as error:  # as in `_download`
+        raise _hub_error(source.target, error) from error
+    return _download(source.target, {"allow_patterns": parts}) / parts[0]
+
+
+def _local_path(source: ModelSource) -> Path | None:
+    """Return the path of a folder or file, or of a GGUF model in the hub's cache; None for others."""
+    if source.kind == "gguf":
+        return cached_gguf(source.target, source.file)
+    return Path(source.target) if source.kind == "path" else None
 
 
 def _download(name: str, files: dict[str, list[str]]) -> Path:

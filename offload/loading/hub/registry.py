@@ -28,14 +28,21 @@ class HubModel:
         """Return whether the model can be planned but not run: its architecture is not implemented."""
         return "for plans alone" in self.note
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether the model is fetched without accepting a licence, and its weights are in safetensors."""
+        return not any(word in self.note for word in ("gated", "pickled", "for plans alone"))
+
 
 HUB_MODELS = {name: HubModel(each.hub_id, each.licence) for name, each in MODELS.items() if each.hub_id}
 
 EVERY_FORM = (
-    "a model is a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, or a .gguf file"
+    "a model is a name (`triforce models` lists all), a hub id such as Qwen/Qwen3-0.6B, a GGUF file of one such as "
+    "unsloth/Qwen3-4B-GGUF:Q4_K_M, a folder, or a .gguf file"
 )
 _MOST_SUGGESTED = 3
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_GGUF = re.compile(r"([^/:]+/[^/:]+)[:/]([^:]+)")  # owner/model:Q4_K_M or owner/model/file.gguf
 _LONGEST_HUB_ID = 96
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
 
@@ -45,8 +52,9 @@ class ModelSource:
     """The source that a model's name resolves to.
 
     Args:
-        kind: "embedded", "path" or "hub".
+        kind: "embedded", "path", "hub", or "gguf" for a file of a hub repository.
         target: the embedded model's name, the path as it was given, or the hub id.
+        file: of a GGUF model, its path in the repository, or its quantisation.
         known: the well-known model that it is, whose dimensions need no file; None for others.
         note: licence and access of a well-known model.
     """
@@ -55,6 +63,7 @@ class ModelSource:
     target: str
     known: str | None = None
     note: str = ""
+    file: str = ""
 
 
 def resolve(name: str) -> ModelSource:
@@ -74,6 +83,9 @@ def resolve(name: str) -> ModelSource:
         raise ModelNotFound(f"{name[:80]} is no usable path: {error}", EVERY_FORM) from error
     if exists:
         return ModelSource("path", str(path))
+    gguf = _HUB_GGUF.fullmatch(name)
+    if gguf and is_hub_id(gguf[1]) and (":" in name or path.suffix == ".gguf"):
+        return ModelSource("gguf", gguf[1], known_name(gguf[1]), file=gguf[2])
     if path.suffix != ".gguf":
         if (source := _well_known(name)) is not None:
             return source

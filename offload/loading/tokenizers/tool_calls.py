@@ -115,61 +115,63 @@ def calls_grammar(
     return f"start: {start}\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
 
 
-class CallPiece(NamedTuple):
-    """A part of a call that has become final: its number, its name where it begins, and a part of its arguments."""
+class Call(NamedTuple):
+    """A call in an answer: the name of a tool, and the text of its arguments, a JSON object."""
 
-    call: int
-    name: str | None
+    name: str
     arguments: str
 
 
 class CallReader:
-    """Separates calls from the text around them, as it streams."""
+    """Separates calls from the text around them, as it streams. A call is returned once it is whole."""
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
         self._pending, self._waits = "", form.begin  # for what the pending text must contain to go on
-        self._depth, self._is_text, self._is_escaped = 0, False, False  # of the arguments
         self._is_content = False  # the answer has begun with a text, and calls have no mark
         self.calls = 0
 
-    def _begins_as_text(self) -> bool:
-        begun, begin = self._pending.lstrip(), self._form.begin
-        return self._form.is_alone and not (begun.startswith(begin) or begin.startswith(begun))
-
-    def feed(self, text: str) -> tuple[str, list[CallPiece]]:
-        """Return the text and the parts of calls that have become final."""
+    def feed(self, text: str) -> tuple[str, list[Call]]:
+        """Return the text and the calls that have become final."""
         self._pending += text
-        content, pieces = "", list[CallPiece]()
-        self._is_content = self._is_content or (self._waits == self._form.begin and self._begins_as_text())
-        if self._is_content:
-            content, self._pending = self._pending, ""
-            return content, pieces
+        content, calls, form = "", list[Call](), self._form
         while True:
-            if self._depth:
-                if arguments := self._arguments():
-                    pieces.append(CallPiece(self.calls - 1, None, arguments))
-                if self._depth:
-                    return content, pieces
-                self._waits = self._form.end or self._form.begin
-                continue
-            if self._waits == self._form.end and self._form.between:
-                if self._pending.startswith(self._form.between):
-                    self._pending, self._waits = self._pending[len(self._form.between) :], self._form.middle
-                elif self._form.between.startswith(self._pending):
-                    return content, pieces  # too short to tell
+            if self._waits == form.begin and self._begins_as_text():
+                content, self._pending = content + self._pending, ""
+                return content, calls
+            if self._waits == form.end and form.between and self._pending.startswith(form.between):
+                self._waits = form.between
+            elif self._waits == form.end and form.between.startswith(self._pending) and form.between:
+                return content, calls  # too short to tell
             before, found, after = self._pending.partition(self._waits)
             if not found:
-                return content + self._let_through(), pieces
-            self._pending = after
-            if self._waits == self._form.begin:
-                content += before
-                self._waits = self._form.middle
-            elif self._waits == self._form.middle:
-                pieces.append(CallPiece(self.calls, before, ""))
-                self.calls, self._depth = self.calls + 1, -1
+                return content + self._let_through(), calls
+            if self._waits in (form.begin, form.between):
+                if (call := self._read(after)) is None:
+                    self._pending = found + after
+                    return content + before, calls
+                calls.append(call)
+                content, self.calls, self._waits = content + before, self.calls + 1, form.end
             else:
-                self._waits = self._form.begin
+                self._pending, self._waits = after, form.begin
+            if not self._waits:  # without an end
+                self._waits = form.begin
+
+    def _begins_as_text(self) -> bool:
+        begun, begin = self._pending.lstrip(), self._form.begin
+        if self._form.is_alone and not (begun.startswith(begin) or begin.startswith(begun)):
+            self._is_content = True
+        return self._is_content
+
+    def _read(self, text: str) -> Call | None:
+        """Return the call whose name a text begins with, and keep what follows it; None until it is whole."""
+        name, found, rest = text.partition(self._form.middle)
+        try:
+            _, end = json.JSONDecoder().raw_decode(rest if found else "")
+        except (ValueError, RecursionError):
+            return None
+        self._pending = rest[end:]
+        return Call(name, rest[:end])
 
     def _let_through(self) -> str:
         """Return the pending text that is no call, without what may be the beginning of one."""
@@ -178,26 +180,6 @@ class CallReader:
         kept = overlap(self._pending, self._form.begin)
         text, self._pending = self._pending[: len(self._pending) - kept], self._pending[len(self._pending) - kept :]
         return text.strip() if self.calls and not text.strip() else text
-
-    def _arguments(self) -> str:
-        """Return the pending part of the arguments, a JSON object, up to its end."""
-        for at, character in enumerate(self._pending):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_text:
-                self._is_escaped = character == "\\"
-                self._is_text = character != '"'
-            elif character == '"':
-                self._is_text = True
-            elif character in "{[":
-                self._depth = max(self._depth, 0) + 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    found, self._pending = self._pending[: at + 1], self._pending[at + 1 :]
-                    return found
-        found, self._pending = self._pending, ""
-        return found
 
     def flush(self) -> str:
         """Return the text that is pending at the end, unless a call has begun."""

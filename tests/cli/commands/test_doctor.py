@@ -37,15 +37,12 @@ def rows(out):
 
 
 def test_lines_of_text(doctor, tmp_path):
-    for name, size in (("small", 3), ("large/part", 500), (".partial-1-x", 40)):
-        (tmp_path / "home" / "models" / name).mkdir(parents=True)
-        (tmp_path / "home" / "models" / name / "file").write_bytes(bytes(size))
-    found = rows(out := doctor())
+    found = rows(doctor())
     gpus = [f"GPU {number}" for number in range(torch.cuda.device_count())]
-    assert list(found) == ["triforce", "device", *gpus, "processor", "memory", "kernel", "families", "models"]
+    assert list(found) == ["triforce", "device", *gpus, "processor", "memory", "kernel", "families", "cache"]
     assert f"torch {torch.__version__}" in found["triforce"]
     assert "GiB free" in found["memory"] and f"{torch.get_num_threads()} thread" in found["processor"]
-    assert found["models"].startswith("2 models, ") and "large, 500 B" in out
+    assert found["cache"] == str(tmp_path / "home")
 
 
 def test_one_json_object(doctor, tmp_path):
@@ -55,7 +52,7 @@ def test_one_json_object(doctor, tmp_path):
     assert (found["type"], found["device"]["used"]) == ("doctor", "cpu")
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["threads"] == 1
-    assert found["cache"] == {"folder": str(tmp_path / "home"), "models": {}}
+    assert found["cache"] == {"folder": str(tmp_path / "home")}
     documented = (ROOT / "docs" / "json-events.md").read_text("utf-8")
     assert all(f"`{name}`" in documented for name in found)
     levels = found["kernel"]["levels"]
@@ -84,7 +81,7 @@ def test_a_missing_device_is_reported_with_its_reason(doctor):
 def test_without_the_kernel_torch_is_used_unless_a_level_is_asked_for(tmp_path, tiny_model_dir):
     """By a copy of the program without a kernel."""
     unneeded = shutil.ignore_patterns("__pycache__", "_kernel*", "build-error.txt")
-    for name in ("offload", "triforce_cli", "profiles"):
+    for name in ("offload", "triforce_cli"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=unneeded)
     (tmp_path / "offload" / "kernels" / "native" / "build-error.txt").write_text("CompileError: no gcc\n  in line 2\n")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRIFORCE_", "PYTHON"))}

@@ -12,7 +12,7 @@ from tests.support.native_kernel import DTYPES, attention, definition, distance,
 
 # One worker: the emulated levels, of processors that lack the real ones, are compiled once.
 
-HEAD_DIMS = (16, 64, 80, 96, 128, 256, 512)
+HEAD_DIMS = (16, 64, 80, 96, 128, 256, 576)
 GROUPS = (1, 3, 4, 7, 8)
 BORDERS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 4999, 5000)
 LENGTHS = (*BORDERS, *random.Random(0).sample(range(66, 2500), 5))
