@@ -57,6 +57,9 @@ class Checkpoint:
     def opened(self):
         yield {name: Weight(size) for name, size in expected_tensors(self.shape)}
 
+    def close(self):
+        pass
+
 
 class Weight(NamedTuple):
     size: tuple[int, ...]
