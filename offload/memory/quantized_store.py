@@ -66,12 +66,12 @@ class QuantizedStore(QuantizedMemory):
 
     def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         every, head_dim = range(groups.shape[0] * groups.shape[1]), self.shape.head_dim
-        memory = Groups(groups.view(1, len(every), -1), self._format)
+        memory, items = Groups(groups.view(1, len(every), -1), self._format), group_items(1, every, every)
         keys, values = (
             torch.empty((len(groups), groups.shape[1] * GROUP, head_dim), dtype=self.dtype) for _ in range(2)
         )
         both = (x.view(-1, GROUP, head_dim) for x in (keys, values))
-        self._kernel.quantize(dequantize_call(memory, group_items(1, every, every), *both))
+        self._kernel.quantize(dequantize_call(memory, items, *both))
         return keys, values
 
     @property

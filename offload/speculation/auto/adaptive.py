@@ -150,7 +150,7 @@ class AdaptiveScheduler:
         if setup and option is not None:
             if not candidate.estimate.setups:
                 low = candidate.fastest(-_UNLUCKY, most_s)[0]
-                is_safe = setup <= min(most_s - plain, plain) + self._left * (max(plain - low, 0.0) + SHARE * plain)
+                is_safe = setup <= self._left * (max(plain - low, 0.0) + SHARE * plain)
                 if deviations > 0 or not is_safe or setup > max(_LISTEN - self._cycle, 0) * (plain - price) > 0:
                     return float("inf"), None
             price += setup / self._left
