@@ -9,6 +9,7 @@ from offload.architecture.kv_formats import GROUP
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.hardware.rates import READ
+from offload.memory.block_store import BlockStore
 from offload.memory.quantized_store import QuantizedStore
 from offload.planning.passes import Passes
 from offload.planning.placement import place
@@ -51,15 +52,15 @@ def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
 
 
 def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
-    """Beside the codes, it has its tokens before RoPE as they are."""
+    """Beside the store, it has its tokens before RoPE."""
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
     settings = Speculation(method="ar", approximate="h2o", sink=2, window=5, budget=512, chunk=1)
     tokens = forgetting_capacity(settings)
-    store = QuantizedStore(native_kernel(), tiny_shape(), tokens, torch.bfloat16, "q8")
+    store = BlockStore(native_kernel(), tiny_shape(), tokens, torch.bfloat16)
     cache = H2OCache(FullCache(store, new_rope(torch.bfloat16), tokens), settings)
-    counted = parts_on_cpu(tiny_shape(), stored_tokens(settings, 9999), settings, kv="q8")["KV cache"]
-    allocated = store.groups.memory.nbytes + store.ring.store._blocks.nbytes + cache.nbytes
+    counted = parts_on_cpu(tiny_shape(), stored_tokens(settings, 9999), settings)["KV cache"]
+    allocated = store._blocks.nbytes + cache.nbytes
     assert 0.9 * counted <= allocated <= counted
 
 
