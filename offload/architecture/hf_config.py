@@ -92,7 +92,7 @@ def shape_from_config(
     )
     if shape.rotary_dim % 2 or not shape.rotary_dim:
         wanted = f"a part of {shape.head_dim} dimensions that is even"
-        raise check.error("partial_rotary_factor", rope["partial_rotary_factor"], wanted)
+        raise check.error("partial_rotary_factor", rope.get("partial_rotary_factor"), wanted)
     return shape
 
 
