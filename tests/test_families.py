@@ -119,7 +119,7 @@ def test_methods_are_greedy_equal_to_plain_decoding(case):
 
 
 @pytest.mark.skipif(not native_kernel(), reason="no kernel")
-@pytest.mark.parametrize("name", ["gpt-oss", "gemma4"])
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma4", "deepseek-v3"])
 def test_sequences_of_a_batch_have_windows_and_positions_of_their_own(tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
@@ -174,6 +174,7 @@ def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
         ("gemma4_text", {"rope_parameters": PARTIAL_WINDOWS["gemma4"]} | PLAIN, "layers with a window"),
         ("gemma3_text", {"rope_parameters": PARTIAL_WINDOWS["gemma3"]}, "layers with a window"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "sigmoids"),
+        ("deepseek_v3", {"kv_lora_rank": 33}, "latents of 33 numbers"),
         ("gpt_oss", {"swiglu_alpha": 2.0, "num_key_value_heads": 2}, "swiglu_alpha"),
     ],
 )

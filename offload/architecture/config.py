@@ -29,7 +29,6 @@ class ModelShape(Dimensions):
     rope: Mapping[str, Any] = field(hash=False)  # transformers' `rope_parameters`
     max_positions: int  # `max_position_embeddings`
     rope_divisors: tuple[float, ...] | None = None  # one per frequency, from the tensor of a GGUF file
-    dual_chunk: int | None = None  # tokens up to which dual chunk attention is full attention; None: it has none
     embedding_scale: float = 1.0  # a factor of the embedding's rows
     logit_scale: float = 1.0  # a factor of the logits
     logit_cap: float = 0.0  # logits are `logit_cap * tanh(logit / logit_cap)`; 0: they are as they are

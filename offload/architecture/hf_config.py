@@ -22,7 +22,6 @@ from .rope_config import (
     ROPE_TYPES,
     SUPPORTED,
     context_of,
-    dual_chunk_tokens,
     rope_parameters,
     sliding_rope_parameters,
 )
@@ -68,7 +67,7 @@ def shape_from_config(
     rope, sliding_rope = rope_parameters(values, check), sliding_rope_parameters(values, check)
     specs, window = _specs_and_window(values, sliding_rope)
     _refuse_features(values, rope, specs)
-    heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
+    heads = values["num_attention_heads"]
     head_dim = values["head_dim"] or values["hidden_size"] // heads
     own_heads = {"kv_heads": values["num_key_value_heads"] or heads, "head_dim": head_dim}
     shape = ModelShape(
@@ -83,18 +82,17 @@ def shape_from_config(
         intermediate=values["intermediate_size"],
         vocab=values["vocab_size"],
         norm_eps=values["rms_norm_eps"],
-        context=context_of(values, rope, window, dual_chunk),
+        context=context_of(values, rope, window, check),
         sliding_window=window,
         tied_embeddings=values["tie_word_embeddings"],
         eos_ids=check.end_ids(ends, values["vocab_size"]),
         rope=rope,
         sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
         max_positions=values["max_position_embeddings"],
-        dual_chunk=dual_chunk,
     )
     if shape.rotary_dim % 2 or not shape.rotary_dim:
         wanted = f"a part of {shape.head_dim} dimensions that is even"
-        raise check.error("partial_rotary_factor", rope["partial_rotary_factor"], wanted)
+        raise check.error("partial_rotary_factor", rope.get("partial_rotary_factor"), wanted)
     return shape
 
 

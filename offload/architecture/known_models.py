@@ -17,7 +17,6 @@ class PlanShape(Dimensions):
     """Dimensions of a decoder. `context` is the longest sequence that it was trained for, in tokens."""
 
     context: int
-    dual_chunk: bool = False  # whether a longer context needs dual chunk attention, which is not supported
 
 
 def _shape(sizes: str, differing: str) -> PlanShape:
@@ -26,7 +25,7 @@ def _shape(sizes: str, differing: str) -> PlanShape:
     pairs = (field.partition("=") for field in differing.split())
     given = {name: [int(number) for number in re.findall(r"\d+", value)] for name, _, value in pairs}
     (head_dim,), (context,) = given.get("head_dim", [128]), given.get("context", [131072])
-    more: dict[str, Any] = {"tied_embeddings": "tied" in given, "dual_chunk": "dual_chunk" in given}
+    more: dict[str, Any] = {"tied_embeddings": "tied" in given}
     if "experts" in given:
         count, per_token, width, *shared = given["experts"]
         more["experts"] = Experts(count, per_token, width, layers, *shared)

@@ -11,7 +11,7 @@ from .layer_spec import FULL, SLIDING
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")  # of most families
 SUPPORTED = f"what runs: {', '.join(FAMILIES)}, with RoPE {', '.join(ROPE_TYPES)}"
-_ORIGINAL = "original_max_position_embeddings"
+_ORIGINAL, _DUAL_CHUNK = "original_max_position_embeddings", "dual_chunk_attention_config"
 _LIMITS = {
     BASE: "rope_theta",
     Limits(float, 0, 1): "partial_rotary_factor",
@@ -99,10 +99,11 @@ def sliding_rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> di
     return rope
 
 
-def context_of(values: Mapping[str, Any], rope: Mapping[str, Any], window: int | None, dual_chunk: int | None) -> int:
-    """Return how many tokens a model supports with full attention.
+def context_of(values: Mapping[str, Any], rope: Mapping[str, Any], window: int | None, check: ConfigCheck) -> int:
+    """Return how many tokens a model supports with full attention. Raises CheckpointError.
 
-    Configs give `max_position_embeddings` after scaling for llama3 and longrope, before scaling for other types.
+    Configs give `max_position_embeddings` after scaling for llama3 and longrope, before scaling for other types. Dual
+    chunk attention (Qwen2.5-1M, arXiv 2501.15383) is full attention up to the length that it was trained for.
     """
     positions, factor = values["max_position_embeddings"], rope.get("factor") or 1.0
     if not FAMILIES[values["model_type"]].counts_scaled_positions:
@@ -110,20 +111,11 @@ def context_of(values: Mapping[str, Any], rope: Mapping[str, Any], window: int |
             positions = max(positions, int((rope.get(_ORIGINAL) or positions) * factor))
         elif rope["rope_type"] in ("linear", "dynamic"):
             positions = int(positions * factor)
-    return min(positions, window or positions, dual_chunk or positions)
-
-
-def dual_chunk_tokens(config: Mapping[str, Any], check: ConfigCheck) -> int | None:
-    """Return how many tokens a model with dual chunk attention attends to as full attention does; None without it.
-
-    Beyond them, Qwen2.5-1M maps positions back to those that it was trained for (arXiv 2402.17463 and 2501.15383).
-    Raises CheckpointError for parameters that are wrong.
-    """
-    name = "dual_chunk_attention_config"
-    if not (parameters := config.get(name)):
-        return None
-    limits = [parameters.get(size) for size in ("chunk_size", _ORIGINAL)] if isinstance(parameters, Mapping) else []
-    given = [size for size in limits if size is not None]
-    if not given or not all(map(TOKENS.allow, given)):
-        raise check.error(name, parameters, "parameters with a chunk_size")
-    return min(given)
+    limits = [positions, window or positions]
+    if chunks := values.get(_DUAL_CHUNK):
+        sizes = [chunks.get(name) for name in ("chunk_size", _ORIGINAL)] if isinstance(chunks, Mapping) else []
+        given = [size for size in sizes if size is not None]
+        if not given or not all(map(TOKENS.allow, given)):
+            raise check.error(_DUAL_CHUNK, chunks, "parameters with a chunk_size")
+        limits += given
+    return min(limits)

@@ -1,6 +1,6 @@
 """The formats of quantised weights, and which one a tensor gets when a model is rounded. Imports no torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .dims import Dimensions, WeightBits
@@ -104,27 +104,17 @@ def level_of(bits: float) -> str | None:
 
 def rounded_bits(shape: Dimensions, level: str) -> WeightBits:
     """Return the bits of a model's weights rounded to a level; those that are not, are bf16."""
-    parts = (
-        _layer_sizes(shape.dense_linears()),
-        [(_EMBEDDING, (shape.vocab, shape.hidden))],
-        _layer_sizes(shape.expert_linears()),
-    )
-    layers, outer, experts = (_average(list(sizes), level) for sizes in parts)
+    layers = _average("linears of a layer", shape.dense_linears(), level)
+    outer = _average(_EMBEDDING, [(shape.hidden, shape.vocab)], level)
+    experts = _average("linears of a layer", shape.expert_linears(), level)
     return WeightBits(layers, outer, experts if shape.experts and experts != layers else None)
 
 
-Named = tuple[str, tuple[int, int]]  # of a matrix: its name, or any for one in a layer, and its size [outputs, inputs]
-
-
-def _layer_sizes(linears: Iterator[tuple[int, int]]) -> Iterator[Named]:
-    for inputs, outputs in linears:
-        yield "linears of a layer", (outputs, inputs)
-
-
-def _average(sizes: Sequence[Named], level: str) -> float:
+def _average(name: str, linears: Iterable[tuple[int, int]], level: str) -> float:
+    """Return the average bits of a weight of linears with so many inputs and outputs."""
     bits = weights = 0.0
-    for name, size in sizes:
-        kind, count = format_of(level, name, size), size[0] * size[1]
-        bits += count * (16 if kind is None else kind.bits_per_weight)
-        weights += count
+    for inputs, outputs in linears:
+        kind = format_of(level, name, (outputs, inputs))
+        bits += inputs * outputs * (16 if kind is None else kind.bits_per_weight)
+        weights += inputs * outputs
     return bits / max(weights, 1)

@@ -9,14 +9,6 @@ from ..errors import UnsupportedModel
 from .config import ModelShape
 
 
-def beyond_dual_chunk(what: str, tokens: int) -> UnsupportedModel:
-    """Return the error for a sequence that needs dual chunk attention; full attention would give wrong answers."""
-    return UnsupportedModel(
-        f"{what}: beyond {tokens:,} tokens this model needs dual chunk attention, which is not supported",
-        "shorten the prompt, use `triforce summarize`, which reads it in parts, or use a model with a longer context",
-    )
-
-
 def factor_for(shape: ModelShape, tokens: int) -> int:
     """Return how often the model's context fits into `tokens`, rounded up: similar lengths share one factor."""
     return -(-tokens // shape.context)
@@ -49,7 +41,7 @@ def stretched(shape: ModelShape, factor: int) -> ModelShape:
 def stretch_error(shape: ModelShape) -> UnsupportedModel | None:
     """Return why a model's context cannot be stretched; None if it can.
 
-    It cannot where the model already scales its positions, uses a sliding window, or needs dual chunk attention.
+    It cannot where the model already scales its positions, or uses a sliding window.
     """
     if shape.rope_type != "default" or shape.rope_divisors is not None:
         return UnsupportedModel(
@@ -63,6 +55,4 @@ def stretch_error(shape: ModelShape) -> UnsupportedModel | None:
             f"the context cannot be stretched: this model attends to a window of {shape.sliding_window:,} tokens",
             "use a model without one",
         )
-    if shape.dual_chunk is not None:
-        return beyond_dual_chunk("the context cannot be stretched", shape.dual_chunk)
     return None

@@ -6,7 +6,6 @@ slow to read, mean keys are kept in 8 bits.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,23 +18,11 @@ from ..memory.store import Store
 _SMALLEST_SCALE = 1e-20  # of a mean key: that of zeros
 
 
-class ChunkScores(Protocol):
-    """Computes scores; keeps what it needs for the next time: mean keys of the first `kept` chunks."""
-
-    kept: int
-
-    def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
-        """Yield the scores of the first `chunks` chunks in fp32, `[rows, chunks]`: all layers' rows in order.
-
-        A row is layer * kv_heads + KV head; query `[layers, kv_heads, head_dim]` in fp32.
-        """
-
-    def truncate(self, chunks: int) -> None:
-        """Note that the tokens of all but the first `chunks` chunks may have changed."""
-
-
 class KeptMeanKeys:
-    """Scores from the mean keys of all layers, kept in the store's dtype and computed only for new chunks."""
+    """Scores from the mean keys of all layers, kept in the store's dtype and computed only for new chunks.
+
+    `kept` counts the first chunks whose mean keys are kept.
+    """
 
     _first = 0  # the first layer whose mean keys are kept
 
@@ -54,10 +41,6 @@ class KeptMeanKeys:
         size = (shape.layers, shape.kv_heads, room, shape.head_dim)
         return torch.empty(size, dtype=self._store.dtype, device=self._store.device)
 
-    def of(self, layer: int) -> Tensor:
-        """Return a layer's mean keys, of which the first `kept` are known."""
-        return self._means[layer]
-
     def extend(self, chunks: int) -> None:
         """Keep the mean keys of the first `chunks` chunks."""
         for start, end in self._slices(self.kept, chunks):
@@ -72,6 +55,10 @@ class KeptMeanKeys:
         return self._store.mean_keys(layer, start * self._chunk, end * self._chunk, self._chunk)
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
+        """Yield the scores of the first `chunks` chunks in fp32, `[rows, chunks]`: all layers' rows in order.
+
+        A row is layer * kv_heads + KV head; query `[layers, kv_heads, head_dim]` in fp32.
+        """
         self.extend(chunks)
         yield self._products(query.to(self._means.dtype).flatten(0, 1), chunks)
 
@@ -85,6 +72,7 @@ class KeptMeanKeys:
         return torch.bmm(means, query.unsqueeze(-1)).squeeze(-1).float()
 
     def truncate(self, chunks: int) -> None:
+        """Note that the tokens of all but the first `chunks` chunks may have changed."""
         self.kept = min(self.kept, chunks)
 
 
@@ -145,7 +133,7 @@ class LayerScores(KeptMeanKeys):
         self._means[layer, :, some] = means.div_(scales.unsqueeze(-1)).round_()
 
 
-def chunk_scores(store: Store, chunk: int, room: int) -> ChunkScores:
+def chunk_scores(store: Store, chunk: int, room: int) -> KeptMeanKeys:
     """Return the scores that fit the device of a store with `room` chunks."""
     if store.device.type != "cpu":
         return LayerScores(store, chunk, room)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .chunk_scores import ChunkScores, chunk_scores
+from .chunk_scores import KeptMeanKeys, chunk_scores
 from .full import FullCache
 
 
@@ -79,7 +79,7 @@ class RetrievalSelector:
     def __init__(self, sink: int, chunk: int) -> None:
         self._sink = -(-sink // chunk)
         self._chunk = chunk
-        self._scores: ChunkScores | None = None
+        self._scores: KeptMeanKeys | None = None
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
         recent = max(1, slots // _RECENT)

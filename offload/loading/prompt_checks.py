@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ..architecture.config import ModelShape
-from ..architecture.yarn import beyond_dual_chunk, stretch_error
+from ..architecture.yarn import stretch_error
 from ..errors import PromptError
 from ..short_repr import short_repr
 from ..units import counted
@@ -71,8 +71,6 @@ def new_tokens_in_context(shape: ModelShape, prompt_tokens: int, wanted: int, ex
     limit = f"the model's context of {counted(context, 'token')}"
     if shape.sliding_window == context:
         limit += " (its sliding window)"
-    if shape.dual_chunk == context and prompt_tokens + (wanted if exact else 1) > context:
-        raise beyond_dual_chunk(counted(prompt_tokens, "prompt token") + " and the answer do not fit", context)
     extend = "--extend-context, " if stretch_error(shape) is None else ""
     if prompt_tokens >= context:
         raise PromptError(

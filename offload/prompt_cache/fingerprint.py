@@ -27,7 +27,7 @@ TOKENS = 128  # per block; a shared prefix is reused in whole blocks, which are 
 LEAST = 500  # tokens; shorter prompts are not saved
 VERSION = 5  # of the file format and of the arithmetic
 # Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
-_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk", "logit_scale")
+_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "logit_scale")
 
 
 def fingerprint(model: Model, cache: FullCache, chunk: int, weights: str) -> str:

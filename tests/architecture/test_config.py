@@ -202,3 +202,12 @@ def test_rotations_are_bitwise_those_of_transformers(rope, tmp_path):
     cos, sin = Rope(shape_from_config(values, {}), length, torch.float32, torch.device("cpu")).rows(0, length)
     assert torch.equal(cos[:, 0, :8], angles.cos() * factor)
     assert torch.equal(sin[:, 0, 8:], angles.sin() * factor)
+
+
+def test_dual_chunk_attention_ends_the_context_where_it_is_no_longer_full_attention():
+    config = {"model_type": "qwen2"} | SIZES
+    whole = {"chunk_size": 262, "local_size": 8, "original_max_position_embeddings": 300}
+    assert shape_from_config(config | {"dual_chunk_attention_config": whole}, {}).context == 262
+    for wrong in ({"local_size": 8}, {"chunk_size": 0}, {"chunk_size": "many"}, [1], "yes"):
+        with pytest.raises(CheckpointError, match="dual_chunk_attention_config"):
+            shape_from_config(config | {"dual_chunk_attention_config": wrong}, {})

@@ -17,10 +17,9 @@ from ..output.terminal import Terminal
 from ..run.long_prompts import LongText, room
 from ..run.opened_request import OpenedRequest, open_request, stretch
 from ..run.run import Run
-from .commands import contents
 from .conversation import Conversation
 from .loop import Lines, Loop
-from .session import ANY_QUESTION, ChatSession, Replies, with_known_ids
+from .session import ANY_QUESTION, ChatSession, Replies
 
 CONVERSATION = 8192  # tokens beside the documents for which memory is planned, if the context is not given
 _FREE = 4  # of the context, for questions and answers beside truncated documents: 1/4
@@ -46,7 +45,7 @@ def run_chat(
     if not tokenizer.has_chat_template:
         hint = "use a model for conversations (often named Instruct), or triforce generate --raw"
         raise PromptError("this model has no chat template, which a conversation needs", hint)
-    conversation = with_known_ids(conversation, opened)
+    conversation = conversation.with_ids_of(tokenizer, opened.model.checkpoint.shape.vocab)
     ids = tokenizer.chat_turns(conversation.messages(ANY_QUESTION), tokenizing(renderer), think=opened.think)
     if request.extend_context:
         wanted = context or len(ids) + opened.settings.generation.max_new_tokens
@@ -64,7 +63,7 @@ def run_chat(
     limit = None if forgets(opened.settings.speculation) else longest
     session = ChatSession(opened, run, replies, limit, conversation, path)
     if terminal.stdin_is_terminal:
-        replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
+        replies.note(f"{conversation.contents} · /help lists the commands, Ctrl-D leaves")
     return Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offload.api.ask_options import join_texts
 from offload.errors import PromptError, TriforceError
 from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.short_repr import first_line
 from offload.system.files import replace_file
+from offload.units import counted
 
 from ..input.documents import Document, unreadable
+
+if TYPE_CHECKING:
+    from offload.loading.tokenizers.tokenizer import Tokenizer
 
 _VERSION = {"format": "triforce chat", "version": 2}
 
@@ -44,6 +48,12 @@ class Conversation:
         """All documents, in the order in which the model reads them."""
         return [*(document for turn in self.turns for document in turn.documents), *self.waiting]
 
+    @property
+    def contents(self) -> str:
+        """What the conversation consists of, for the user."""
+        counts = counted(len(self.documents), "file"), counted(len(self.turns), "question")
+        return f"this conversation has {counts[0]} and {counts[1]}"
+
     def messages(self, question: str) -> list[ChatMessage]:
         """Return the messages of the prompt that asks a further question, joined with files as by `generate -f`."""
         found = [] if self.system is None else [ChatMessage(SYSTEM, self.system)]
@@ -65,6 +75,15 @@ class Conversation:
         if not self.turns:
             raise PromptError("there is no question yet", "ask something first")
         return replace(self, turns=self.turns[:-1], waiting=(*self.turns[-1].documents, *self.waiting))
+
+    def with_ids_of(self, tokenizer: Tokenizer, vocabulary: int) -> Conversation:
+        """Return the conversation without ids that are not the tokenizer's tokens of their answers."""
+
+        def is_known(turn: Turn) -> bool:
+            ids = turn.ids or ()
+            return all(0 <= each < vocabulary for each in ids) and tokenizer.decode(ids) == turn.answer
+
+        return replace(self, turns=tuple(each if is_known(each) else replace(each, ids=None) for each in self.turns))
 
     def cleared(self) -> Conversation:
         """Return the conversation with its documents alone."""

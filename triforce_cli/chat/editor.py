@@ -17,8 +17,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
 from ..output.terminal import Terminal
-from .commands import COMMANDS
-from .loop import Lines
+from .loop import COMMANDS, Lines
 
 _HAS_ECHO = find_spec("termios") is not None  # not on Windows
 

@@ -1,17 +1,14 @@
-"""A conversation with a loaded model: asks, keeps what was said, and reads ahead."""
+"""A conversation with a loaded model: asks, and keeps what was said."""
 
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from offload.errors import PromptError, typed_error
-from offload.events import Prefilled
 from offload.loading.tokenizers.tokenizer import Encoded
 from offload.units import counted
 
 from ..output.renderers import Renderer, tokenizing
-from ..output.statistics import reading
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.generation import Generation
@@ -22,17 +19,6 @@ from .conversation import Conversation, save_conversation
 ANY_QUESTION = "?"  # to count tokens with: some templates take no empty message
 _MOST_UNSHOWN = 64  # tokens at the end of an answer that its text may lack
 _LEAST_ANSWER = 16  # tokens; an answer that is cut before says nothing
-
-
-def with_known_ids(conversation: Conversation, opened: OpenedRequest) -> Conversation:
-    """Return a saved conversation without the ids of answers that are not this model's tokens of their texts."""
-    vocabulary, decode = opened.model.checkpoint.shape.vocab, opened.model.tokenizer.decode
-    turns = []
-    for turn in conversation.turns:
-        ids = turn.ids or ()
-        is_known = all(0 <= each < vocabulary for each in ids) and decode(ids) == turn.answer
-        turns.append(turn if is_known else replace(turn, ids=None))
-    return replace(conversation, turns=tuple(turns))
 
 
 @dataclass(slots=True)
@@ -102,30 +88,11 @@ class ChatSession:
         """The tokens of the conversation so far, and their limit. Raises PromptError."""
         return f"{len(self._encode(ANY_QUESTION)):,}" + ("" if self._limit is None else f"/{self._limit:,}")
 
-    def change(self, conversation: Conversation) -> None:
-        """Go on with another conversation. Raises PromptError if it leaves no room, or its template takes it not."""
+    def change(self, command: str, conversation: Conversation) -> None:
+        """Go on with another conversation, by a command. Raises PromptError if it leaves no room."""
         self._room(len(self._encode(ANY_QUESTION, conversation)))
         self.conversation = conversation
-
-    def read_ahead(self) -> None:
-        """Read what every next question begins with, so that it need not wait for the documents.
-
-        Ctrl-C ends that; what was read stays.
-        """
-        if self.opened.model.checkpoint.shape.rope_depends_on_length:  # a prompt of another length would be read anew
-            return
-        without = len(self._encode(ANY_QUESTION, Conversation()))
-        ids = self._encode(ANY_QUESTION)[:-without]  # those that follow depend on the question
-        if not ids:
-            return
-        reading_ahead = self._begin(ids, 1)
-        with closing(reading_ahead.events(self._run.engine)) as events:
-            for event in events:
-                reading_ahead.observe(event)
-                if isinstance(event, Prefilled) and event.done == len(ids):
-                    break
-        if reading_ahead.meter.computed_tokens or reading_ahead.meter.restored_tokens:
-            self.replies.note(reading(self._run.summary(reading_ahead)))
+        self.replies.reply(command, conversation.contents)
 
     def ask(self, question: str) -> None:
         """Answer a question, and keep what was said, also after Ctrl-C; not the beginning of an answer that failed.
@@ -138,7 +105,10 @@ class ChatSession:
             left = f"the context leaves {counted(new_tokens, 'token')} for this answer, not {wanted:,}"
             self.replies.note(f"{left}: /undo and /clear free some, and --context has more")
         self.replies.question(len(self.conversation.turns) + 1, question)
-        generation = self._begin(ids, new_tokens)
+        documents = self.conversation.documents
+        prompt = Prompt(ids, new_tokens, documents[0].name if documents else question)
+        self._run.prepare(prompt, self.replies.renderer)
+        generation = self._run.begin(prompt, self.replies.renderer)
         self._run.finish_writing(generation, lambda: self._keep(question, generation))
 
     def save(self, path: Path) -> None:
@@ -162,28 +132,19 @@ class ChatSession:
             "--context, or --extend-context",
         )
 
-    def _begin(self, ids: list[int], new_tokens: int) -> Generation:
-        documents = self.conversation.documents
-        prompt = Prompt(ids, new_tokens, documents[0].name if documents else "a conversation")
-        self._run.prepare(prompt, self.replies.renderer)
-        return self._run.begin(prompt, self.replies.renderer)
-
     def _encode(self, question: str, conversation: Conversation | None = None) -> list[int]:
         messages = (self.conversation if conversation is None else conversation).messages(question)
         progress = tokenizing(self.replies.renderer)
         return self.opened.model.tokenizer.chat_turns(messages, progress, self._known, self.opened.think)
 
     def _keep(self, question: str, generation: Generation) -> None:
-        """Add an answer to the conversation, unless it was interrupted before it began.
-
-        The tokens that make up the text that was shown are kept: the last ones may be a stop string, or tokens whose
-        text Ctrl-C has kept from being shown.
-        """
-        text, ids, decode = generation.meter.text, generation.meter.ids, self.opened.model.tokenizer.decode
-        if not text and not generation.has_ended:
-            return
-        counts = range(len(ids), max(len(ids) - _MOST_UNSHOWN, -1), -1)
-        shown = next((tuple(ids[:count]) for count in counts if decode(ids[:count]) == text), None)
-        self.conversation = self.conversation.answered(question, text, shown)
-        if self._path is not None:
-            self.save(self._path)
+        """Add an answer to the conversation, unless it was interrupted before it began."""
+        text, ids = generation.meter.text, generation.meter.ids
+        if text or generation.has_ended:
+            # The last tokens may be a stop string, or those whose text Ctrl-C has kept from being shown.
+            counts = range(len(ids), max(len(ids) - _MOST_UNSHOWN, -1), -1)
+            decode = self.opened.model.tokenizer.decode
+            shown = next((tuple(ids[:count]) for count in counts if decode(ids[:count]) == text), None)
+            self.conversation = self.conversation.answered(question, text, shown)
+            if self._path is not None:
+                self.save(self._path)

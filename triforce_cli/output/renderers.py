@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from offload.short_repr import short_text
 from .batch_display import BatchDisplay
 from .progress import ProgressDisplay, RunFacts
 from .statistics import INDENT, detail_lines, statistics_line, verification_line
-from .stdout_formats import JsonOutput, Output, PartOutput, TextOutput
+from .stdout_formats import JsonOutput, Output, TextOutput
 from .terminal import Terminal
 from .turns import Part, Perform, Section, at_once
 
@@ -52,13 +53,12 @@ class Renderer:
 
     def truncated(self, fields: Mapping[str, Any]) -> None:
         """Render which part of a truncated document is left, before the events of its answer."""
-        self.write(self._output.truncated(fields))
+        self.write(self._output.line("truncated", **fields))
 
     def for_part(self, part: Part, perform: Perform | None = None) -> Renderer:
         """Return the renderer of notes on a part, from which the next answer is made."""
-        output = PartOutput(part, isinstance(self._output, JsonOutput))
         options = self._quiet, self._verbose, self._display, perform or self._perform, part
-        return Renderer(self._terminal, output, *options)
+        return Renderer(self._terminal, self._output, *options)
 
     def for_batch(self) -> BatchDisplay:
         """Show the progress of several sequences from here on; return the display."""
@@ -72,7 +72,10 @@ class Renderer:
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
-        self._perform(partial(self.write, PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True)))
+        self._perform(partial(self.write, self._part_line(part, text, True)))
+
+    def _part_line(self, part: Part, text: str, taken_over: bool) -> str:
+        return self._output.line("part", **asdict(part), taken_over=taken_over, text=text)
 
     def write(self, text: str) -> None:
         self._display.hide()
@@ -95,6 +98,8 @@ class Renderer:
     def event(self, event: Event) -> None:
         """Render one event of the engine or of the text layer."""
         self._display.event(event)
+        if self._part is not None:
+            return  # notes are written when they are complete
         if isinstance(event, Thought) and event.text and self._output.thinks_aside and not self._quiet:
             self._perform(partial(self._display.think, event.text))
         if text := self._output.of(event, self._meter):
@@ -111,7 +116,12 @@ class Renderer:
 
     def finish(self, summary: Summary) -> None:
         """End the output, and print one line of statistics, or with `verbose` all of them."""
-        self._perform(partial(self._finish, self._output.end(summary, self._meter), summary))
+        text = ""
+        if self._part is None:
+            text = self._output.end(summary, self._meter)
+        elif summary.finish_reason != "interrupted":
+            text = self._part_line(self._part, self._meter.text, False)
+        self._perform(partial(self._finish, text, summary))
 
     def _finish(self, text: str, summary: Summary) -> None:
         self.write(text)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from offload.loading.tokenizers.thinking import CLOSING, OPENING
 from offload.metrics import Meter, Summary
 
 from .format import rounded
-from .turns import Part, Section
+from .turns import Section
 
 _PROGRESS: dict[type, str] = {
     Pinned: "pinning",
@@ -36,8 +35,8 @@ class Output:
         """Return the text before the events of one of several answers."""
         return ""
 
-    def truncated(self, fields: Mapping[str, Any]) -> str:
-        """Return the text for a document of which a part was left out."""
+    def line(self, kind: str, **fields: Any) -> str:
+        """Return a line beside the events, such as one for the notes on a part of a document; JSON alone has it."""
         return ""
 
     def of(self, event: Event, meter: Meter) -> str:
@@ -82,8 +81,8 @@ class JsonOutput(Output):
     def section(self, section: Section) -> str:
         return json_line(type="section", document=section.document, question=section.question)
 
-    def truncated(self, fields: Mapping[str, Any]) -> str:
-        return json_line(type="truncated", **fields)
+    def line(self, kind: str, **fields: Any) -> str:
+        return json_line(type=kind, **fields)
 
     def of(self, event: Event, meter: Meter) -> str:
         if (kind := _PROGRESS.get(type(event))) is not None:
@@ -96,21 +95,6 @@ class JsonOutput(Output):
     def end(self, summary: Summary, meter: Meter) -> str:
         exact = {"settings": summary.settings, "verify": summary.verify}
         return json_line(type="done", **rounded(asdict(replace(summary, settings={}, verify=None))) | exact)
-
-
-class PartOutput(Output):
-    """The notes on a part of a document: one line in JSON when they are complete, nothing as text."""
-
-    def __init__(self, part: Part, in_json: bool) -> None:
-        self._part = part
-        self._in_json = in_json
-
-    def end(self, summary: Summary, meter: Meter) -> str:
-        return self.line(meter.text, False) if summary.finish_reason != "interrupted" else ""
-
-    def line(self, text: str, taken_over: bool) -> str:
-        """Return the part's line in JSON; `taken_over` from an earlier run."""
-        return json_line(type="part", **asdict(self._part), taken_over=taken_over, text=text) if self._in_json else ""
 
 
 def json_line(**fields: Any) -> str:

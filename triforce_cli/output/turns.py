@@ -1,4 +1,4 @@
-"""Sections of a longer output, in a fixed order: what comes early waits in memory for its turn."""
+"""Answers in a fixed order, and their names: what comes early waits in memory for its turn."""
 
 from __future__ import annotations
 
@@ -17,60 +17,39 @@ def at_once(action: Action) -> None:
 
 
 class Turn:
-    """The output of one of several sequences. Called with an action, it performs it now or when its turn has come."""
+    """The output of one of several answers. The first that has not ended is written as it comes; the others wait."""
 
-    def __init__(self, turns: Turns, opening: Action | None) -> None:
-        self._turns = turns
-        self.opening = opening
-        self.waiting: deque[Action] = deque()
-        self.ended = False
+    def __init__(self, turns: deque[Turn], opening: Action) -> None:
+        """`turns` has the outputs that have not been written whole, in order; `opening` is written first."""
+        self._turns, self._waiting, self._has_ended = turns, deque([opening]), False
+        turns.append(self)
+        self._advance()
 
     def __call__(self, action: Action) -> None:
-        self.waiting.append(action)
-        self._turns.advance()
+        """Perform an action of output, now or when its turn has come."""
+        self._waiting.append(action)
+        self._advance()
 
     def end(self) -> None:
         """End the output: the next one's turn has come if this was the first."""
-        self.ended = True
-        self._turns.advance()
+        self._has_ended = True
+        self._advance()
 
+    def flush(self) -> None:
+        """Write what waits, unless that is the opening alone."""
+        if len(self._waiting) > 1:
+            self._write()
 
-class Turns:
-    """The outputs of several sequences. The first one that has not ended is written as it comes."""
-
-    def __init__(self, perform: Perform = at_once) -> None:
-        self._perform = perform
-        self._turns: deque[Turn] = deque()
-
-    def add(self, opening: Action | None = None) -> Turn:
-        """Return the output of a further sequence, behind the others. The `opening` is written first."""
-        turn = Turn(self, opening)
-        self._turns.append(turn)
-        self.advance()
-        return turn
-
-    def advance(self) -> None:
-        """Write the actions that wait of the first output, and of those behind it as far as they have ended."""
+    def _advance(self) -> None:
         while self._turns:
-            turn = self._turns[0]
-            self._write(turn)
-            if not turn.ended:
+            self._turns[0]._write()
+            if not self._turns[0]._has_ended:
                 return
             self._turns.popleft()
 
-    def flush(self) -> None:
-        """Write everything that waits, also of outputs that have not ended, and no opening of an empty one."""
-        while self._turns:
-            turn = self._turns.popleft()
-            if turn.waiting:
-                self._write(turn)
-
-    def _write(self, turn: Turn) -> None:
-        opening, turn.opening = turn.opening, None
-        if opening is not None:
-            self._perform(opening)
-        while turn.waiting:
-            self._perform(turn.waiting.popleft())
+    def _write(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
 
 
 @dataclass(frozen=True, slots=True)

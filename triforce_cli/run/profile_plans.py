@@ -8,7 +8,7 @@ from typing import Any
 
 from offload.architecture.dims import Dimensions
 from offload.architecture.known_models import KNOWN, compatible, known_name, sibling_of
-from offload.architecture.yarn import beyond_dual_chunk, layers_with_windows
+from offload.architecture.yarn import layers_with_windows
 from offload.errors import ModelNotFound, PromptError, SettingsError, TriforceError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied, profile_of_found
@@ -143,8 +143,6 @@ def _plan(profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bo
 
 def _check_extension(model: str, shape: Any, tokens: int, may_extend: bool) -> None:
     """Raise UnsupportedModel or PromptError unless a context beyond the model's is allowed, and can be."""
-    if shape.dual_chunk:
-        raise beyond_dual_chunk(f"{model}: {counted(tokens, 'token')} do not fit", shape.context)
     if may_extend and shape.sliding_layers:
         raise layers_with_windows()
     if not may_extend:

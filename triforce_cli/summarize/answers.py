@@ -13,7 +13,7 @@ from offload.units import counted
 from ..output.batch_display import BatchDisplay
 from ..output.format import about, duration, time_left
 from ..output.renderers import Renderer
-from ..output.turns import Part, Section, Turn, Turns
+from ..output.turns import Part, Section, Turn
 from ..run.batch_generator import BatchGenerator, BatchPrompt
 from ..run.opened_request import Prompt
 from ..run.run import Run
@@ -106,7 +106,6 @@ class _Started:
 
     answer: Answer
     turn: Turn
-    parts: Turns = field(default_factory=Turns)
     texts: list[str | None] = field(default_factory=list)
     ready: deque[BatchPrompt] = field(default_factory=deque)
     error: TriforceError | None = None
@@ -129,7 +128,7 @@ class AnswersTogether:
     def __init__(
         self, answers: Iterable[Answer], finished: FinishedParts, renderer: Renderer, display: BatchDisplay
     ) -> None:
-        self._waiting, self._turns = iter(answers), Turns()
+        self._waiting, self._turns = iter(answers), deque[Turn]()
         self._finished, self._renderer, self._display = finished, renderer, display
         self._started: list[_Started] = []
 
@@ -145,9 +144,8 @@ class AnswersTogether:
         try:
             batch.run(chain([first], (self._next() for _ in count())))  # the batch ends, not its source
         except KeyboardInterrupt:
-            for started in self._started:
-                started.parts.flush()
-            self._turns.flush()
+            for turn in self._turns:
+                turn.flush()
             raise
         errors = [error for started in self._started if (error := started.named_error()) is not None]
         for error in errors[1:]:
@@ -165,7 +163,7 @@ class AnswersTogether:
             answer = next(self._waiting, None)
             if answer is None:
                 return None
-            turn = self._turns.add(partial(self._renderer.section, answer.section))
+            turn = Turn(self._turns, partial(self._renderer.section, answer.section))
             self._started.append(started := _Started(answer, turn))
             self._advance(started, None)
 
@@ -181,13 +179,13 @@ class AnswersTogether:
             return
         self._display.expect(len(passages))
         started.texts = [None] * len(passages)
-        started.parts = Turns(started.turn)
         for number, passage in enumerate(passages):
-            self._add(started, number, passage, started.parts.add())
+            self._add(started, number, passage)
         self._advance_if_complete(started)
 
-    def _add(self, started: _Started, number: int, passage: Passage, turn: Turn) -> None:
+    def _add(self, started: _Started, number: int, passage: Passage) -> None:
         """Take the text of a passage from an earlier run, or put it among those that are ready to be generated."""
+        turn = started.turn
         if passage.part is None:
             renderer, label = self._renderer.for_sequence(turn), started.answer.section.label
         else:
@@ -196,17 +194,15 @@ class AnswersTogether:
             if text is not None:
                 self._renderer.for_sequence(turn).taken_over(passage.part, text)
                 self._display.skip()
-                turn.end()
                 started.texts[number] = text
                 return
-        done = partial(self._done, started, number, passage, turn)
+        done = partial(self._done, started, number, passage)
         started.ready.append(BatchPrompt(passage.prompt, renderer, label, done, partial(self._fail, started)))
 
-    def _done(self, started: _Started, number: int, passage: Passage, turn: Turn, text: str) -> None:
+    def _done(self, started: _Started, number: int, passage: Passage, text: str) -> None:
         if passage.part is not None:
             self._finished.save(passage.prompt.ids, text)
         started.texts[number] = text
-        turn.end()
         if started.error is None:
             self._advance_if_complete(started)
 

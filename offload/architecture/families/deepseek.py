@@ -4,15 +4,19 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from ...errors import UnsupportedModel
 from ..layer_spec import Latent, LayerSpec
 from .family import STACKED_EXPERTS, Family, GGUFNames, Values, layer_specs
 from .glm4 import ROUTED, ROUTED_ALIASES, ROUTED_KEYS, ROUTED_TENSORS, routed
 
 
 def _latent(values: Values) -> Latent:
-    rotated, plain = values["qk_rope_head_dim"], values["qk_nope_head_dim"]
-    plain = values["qk_head_dim"] - rotated if plain is None else plain
-    return Latent(values["q_lora_rank"] or 0, values["kv_lora_rank"], plain, rotated, values["v_head_dim"])
+    rotated, rank = values["qk_rope_head_dim"], values["kv_lora_rank"]
+    plain = values["qk_nope_head_dim"] or values.get("qk_head_dim", 0) - rotated
+    if plain < 1 or rank % 2 or rotated % 2:
+        sizes = f"{rank} numbers, {plain} plain and {rotated} rotated ones of a query"
+        raise UnsupportedModel(f"latent attention with latents of {sizes} is not supported", "correct the config")
+    return Latent(values["q_lora_rank"] or 0, rank, plain, rotated, values["v_head_dim"])
 
 
 def _layers(values: Values) -> list[LayerSpec]:

@@ -64,7 +64,6 @@ def test_answers_are_those_of_the_same_messages_read_anew(chat, triforce, book, 
 
     done = events(result, "done")
     before = done[0]["prompt_tokens"] + done[0]["new_tokens"]
-    assert done[0]["cached_tokens"] > 200  # the book was read before the first question
     assert done[1]["prompt_tokens"] == len(prompt)
     assert done[1]["cached_tokens"] == before - 1  # the last token of an answer has not been run
     assert done[1]["computed_tokens"] == len(prompt) - before + 1
@@ -100,7 +99,7 @@ def test_what_exceeds_the_context_is_said_and_nothing_is_dropped(chat, book, tmp
 
 def test_a_session_is_resumed_where_it_ended(chat, book, tmp_path):
     path = tmp_path / "saved.json"
-    args = ("-f", book, "--json", "--session", path, "--cache")
+    args = ("-f", book, "--json", "--session", path, "--cache", "--set", "prefill_chunk=128")
     env = {"TRIFORCE_CACHE": "1"}
     one_go = chat("Who?", "And then?", args=args, sampling=("--seed", "3"), env=env)
     saved = json.loads(path.read_text())
@@ -113,11 +112,11 @@ def test_a_session_is_resumed_where_it_ended(chat, book, tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_but_a_conversation_is_overwritten(chat, tmp_path):
+def test_save_overwrites_nothing(chat, tmp_path):
     path, text = tmp_path / "with a space.json", tmp_path / "book.txt"
     text.write_text("Alice")
     result = chat("Who?", f"/save '{path}'", f"/save '{path}'", f"/save {text}")
-    assert f"nothing is saved: {text} is no saved conversation" in result.stderr and text.read_text() == "Alice"
+    assert result.stderr.count("nothing is saved: ") == 2 and text.read_text() == "Alice"
     assert len(json.loads(path.read_text())["turns"]) == 1
 
 

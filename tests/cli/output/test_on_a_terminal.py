@@ -12,31 +12,14 @@ from offload.metrics import Meter
 from tests.support.command import (
     STATISTICS,
     STORY,
-    on_a_terminal,
     uncolored,
 )
-from tests.support.terminal import Pty, Screen
+from tests.support.terminal import Pty
 from triforce_cli.output.progress import DownloadBar, PrefillLine, ProgressDisplay, RunFacts
 from triforce_cli.output.tables import Segment, fitted
 from triforce_cli.output.terminal import Terminal
 
 DECODING = " of at most 80 tokens · "
-
-
-@pytest.mark.long
-def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_model_dir, tmp_path, triforce):
-    code, output = on_a_terminal(endless_model_dir, tmp_path, *STORY)
-    assert code == 0
-    assert "reading ━" in uncolored(output) and DECODING in uncolored(output)
-    lines = Screen(80, 24).feed(uncolored(output)).lines()
-    shown = "".join(line.rstrip() for line in lines)
-    assert DECODING not in shown and "reading" not in shown
-    assert STATISTICS.search(shown)
-    plain = triforce(*STORY, "--model", endless_model_dir).stdout
-    letters = [character for character in plain if character.isascii() and character.isalnum()]
-    assert len(letters) > 10
-    kept = [character for character in shown if character.isascii() and character.isalnum()]
-    assert kept[: len(letters)] == letters
 
 
 def test_the_tokens_that_a_draft_model_reads_are_shown(on_a_terminal_here, tiny_model_dir):
