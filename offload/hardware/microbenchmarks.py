@@ -14,6 +14,7 @@ import torch
 from ..kernels.linear import TorchLinear
 from ..kernels.native.threads import usual_threads
 from ..system.machine import free_memory, usable_cores
+from ..system.platform import drop_cached
 from ..system.scratch_file import ScratchFile
 from ..units import GIB, counted
 from .calibration import Measured
@@ -104,8 +105,7 @@ def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
         os.fsync(file.fileno())
 
         def read() -> None:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_cached(file.fileno())
             for offset in offsets:
                 file.read(view, offset)
 

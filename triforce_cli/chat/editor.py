@@ -1,11 +1,9 @@
 """A prompt with history, editing and completion, by prompt_toolkit. Imported only for a conversation at a terminal."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.util import find_spec
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import NestedCompleter, PathCompleter
@@ -16,10 +14,10 @@ from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
+from offload.system.platform import without_echo
+
 from ..output.terminal import Terminal
 from .loop import COMMANDS, Lines
-
-_HAS_ECHO = find_spec("termios") is not None  # not on Windows
 
 
 class Editor(Lines):
@@ -61,21 +59,7 @@ class Editor(Lines):
 
     def unheard(self) -> AbstractContextManager[None]:
         """Return a context that does not echo what is typed; the next `read` has it, and Ctrl-C interrupts as ever."""
-        return _without_echo(self._terminal.stdin) if _HAS_ECHO else nullcontext()
-
-
-@contextmanager
-def _without_echo(stdin: Any) -> Iterator[None]:
-    import termios
-
-    before = termios.tcgetattr(stdin)
-    silent = [*before]
-    silent[3] &= ~termios.ECHO
-    try:
-        termios.tcsetattr(stdin, termios.TCSANOW, silent)
-        yield
-    finally:
-        termios.tcsetattr(stdin, termios.TCSANOW, before)
+        return without_echo(self._terminal.stdin)
 
 
 def _history(path: Path) -> History:
