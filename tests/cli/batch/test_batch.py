@@ -117,13 +117,14 @@ def test_an_exception_ends_its_line_alone(triforce_here, prompts, monkeypatch):
 
 def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tmp_path):
     good = {"id": "good", "prompt": "Once"}
+    nulls = dict.fromkeys(("system", "raw", "think", "temperature", "top_k", "stop", "seed", "json_schema", "choices"))
     bad = [
         ("{not json", None, "not valid JSON"),
         ('["a"]', None, "not a JSON object"),
         ({"id": "x", "promt": "a"}, "x", "unknown key 'promt'"),
         ({"id": "y", "prompt": 3}, "y", "prompt is 3"),
         ({"id": "z", "prompt": " \n"}, "z", "the prompt is empty"),
-        ({"id": True, "prompt": "a"}, None, "id is True"),
+        ({"id": True, "prompt": "a"}, None, "id is true"),
         ({"id": "good", "prompt": "a"}, "good", "line 1 has the same id"),
         ({"prompt": "a", "temperature": -1}, 9, "temperature is -1"),
         ({"prompt": "a", "top_k": 1.5}, 10, "top_k is 1.5"),
@@ -133,11 +134,12 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"prompt": "a", "raw": True, "system": "b"}, 14, "contradict"),
         ('{"prompt": "\\ud800"}', None, "surrogate"),
         ('{"prompt": NaN}', None, "NaN"),
-        ({"id": None, "prompt": "a"}, None, "id is None"),
-        ({"prompt": "a", "json_schema": {"type": "txt"}}, 18, "at its top: Invalid type"),
-        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 19, "contradict each other"),
+        ({"id": None, "prompt": None}, 17, "there is no prompt"),
+        ({"prompt": "a", "choices": ["b", None, True]}, 18, "choices is ['b', null, true]"),
+        ({"prompt": "a", "json_schema": {"type": "txt"}}, 19, "at its top: Invalid type"),
+        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 20, "contradict each other"),
     ]
-    file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
+    file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then", **nulls})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
     assert result.returncode == 1
     assert f"error: {len(bad)} requests failed; the first: line 2: not valid JSON" in result.stderr
