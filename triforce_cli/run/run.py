@@ -17,6 +17,7 @@ from ..output.progress import ProgressDisplay, RunFacts
 from ..output.renderers import Renderer
 from ..output.statistics import quantized_warning
 from ..output.terminal import Terminal
+from .finished_runs import record
 from .generation import Generation
 from .opened_request import OpenedRequest, Prompt
 from .parallel import check_parallel
@@ -67,7 +68,7 @@ class Run:
         report = plan_run(self._opened.model, request.settings, self._longest, self._terminal)
         self._display.close()  # the plan is the output
         report = replace(report, arguments=request.words)
-        return print_plan(report, request.command, self._terminal, self._output.json)
+        return print_plan(report, request.command, self._terminal, self._output.json, self._output.verbose)
 
     def load(self) -> None:
         """Load the model for sequences of the longest one's length. Raises TriforceError."""
@@ -153,6 +154,8 @@ class Run:
         """
         assert generation.has_ended, "a generation ends with Finished"
         summary = self.summary(generation, batch_size)
+        if not self.is_offloaded:
+            record(summary)
         if self._opened.request.verify:
             self._verify(generation, summary)
         else:
