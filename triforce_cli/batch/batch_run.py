@@ -94,7 +94,7 @@ class BatchRun:
         opened = opened_for(self.opened, item)
         prompt = opened.prompt(opened.encode(item.prompt), item.prompt[:LABEL])
         renderer = _LineRenderer(item, self)
-        run.prepare(prompt, renderer)
+        run.prepare(renderer)
         failed = partial(self.fail, item.line, item.id, True)
         return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
 

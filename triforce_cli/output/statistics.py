@@ -93,15 +93,6 @@ def _times(summary: Summary) -> list[str]:
     return parts
 
 
-def quantized_warning(level: str, agreement: float | None) -> str:
-    """Return that the model is another one now, and how often both chose the same token on the prompt, if known."""
-    changes = f"--quantize {level} changes the model"
-    if agreement is None:
-        return f"{changes}: there is too little memory to measure by how much"
-    share = f"{percent(agreement)} of the time"
-    return f"{changes}: on the end of the prompt it chooses the token of the original weights {share}"
-
-
 def verification_line(verify: Mapping[str, Any]) -> str:
     """Return one line: what was compared with what, and where rounding decides."""
     tokens = counted(verify["tokens"], "token")

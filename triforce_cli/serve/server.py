@@ -52,8 +52,6 @@ def run_server(
         if run.prompt_cache is not None:
             run.prompt_cache.label = _LABEL
         display.close()
-        if level := opened.settings.engine.quantize:
-            terminal.warn(f"--quantize {level} changes the model: answers are those of rounded weights")
         for warning in approximation_warnings(opened.settings):
             terminal.warn(warning)
         metrics, report, model = ServerMetrics(), partial(_report, terminal), ServedModel(opened, context)
