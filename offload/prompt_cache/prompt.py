@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from pathlib import Path
 from threading import Semaphore
 
@@ -47,15 +46,6 @@ class PromptCache:
         self.least, self.group = least, group
         self.label, self.saved = "", 0
         self.places = Semaphore(MOST_COPIED)
-
-    def scoped(self, scope: str) -> PromptCache:
-        """Return a cache in the same folder that shares no blocks with other scopes, the one without a name included.
-
-        The scope is part of the fingerprint, so its blocks have a folder of their own, under a hash of it.
-        """
-        scoped = copy(self)
-        scoped.weights = f"{self.weights} scope {scope}"
-        return scoped
 
     @property
     def part(self) -> str:

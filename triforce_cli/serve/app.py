@@ -105,19 +105,18 @@ class _Log:
 
 
 class _Keys(AuthenticationBackend):
-    """Lets in who has a key; the user's name is the scope within which prompts share what is cached."""
+    """Lets in who has a key."""
 
     def __init__(self, options: ServeOptions) -> None:
-        self._keys, self._separates = options.keys, options.separates_keys
+        self._keys = options.keys
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser]:
         if not self._keys or conn.url.path in _OPEN:
             return AuthCredentials(), SimpleUser("")
         kind, _, given = conn.headers.get("authorization", "").partition(" ")
-        name = self._keys.scope(given.strip()) if kind.lower() == "bearer" else None
-        if name is None:
+        if kind.lower() != "bearer" or not self._keys.have(given.strip()):
             raise AuthenticationError("no API key that is known")
-        return AuthCredentials(), SimpleUser(name if self._separates else "")
+        return AuthCredentials(), SimpleUser("")
 
 
 def _refused(conn: HTTPConnection, error: Exception) -> Response:
@@ -209,7 +208,7 @@ class Endpoints:
         wanted = await run_in_threadpool(parse_request, data, is_chat, self._options.ignore_unknown)
         self._check_model(wanted.model)
         self._engine.check(wanted.sequences)
-        settings = await run_in_threadpool(self._model.sequences, wanted, request.user.display_name)
+        settings = await run_in_threadpool(self._model.sequences, wanted)
         answer = Answer(self._model, settings, wanted.choices)
         self._engine.submit(answer.sequences)
         request.state.answer = answer
