@@ -150,8 +150,8 @@ class Dimensions:
         return full, sliding
 
     @cached_property
-    def growing(self) -> Self:
-        """Return the dimensions of the layers whose keys and values grow with the sequence."""
+    def full_attention(self) -> Self:
+        """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
         return self.of_kind(FULL)
 
     def share(self, ranks: int) -> Dimensions:

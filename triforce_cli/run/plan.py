@@ -67,7 +67,7 @@ def plan_inputs(
             dtype = engine.dtype if engine.dtype != "auto" else hardware.dtype
             message = f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}"
             raise SettingsError(message, f"leave {option} out")
-    packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
+    packs = in_bf16 and shape.full_attention.head_dim % PACKED_DIMS == 0
     if KV_FORMATS[kv] is PACKED_KV and is_one_memory(hardware.device, placement):
         kv = BF16
     if placement.offload == PLANES:
