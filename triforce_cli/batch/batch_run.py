@@ -72,8 +72,7 @@ class BatchRun:
         except KeyboardInterrupt:
             self.interrupted()
             raise
-        mean, most = together.concurrency.mean, together.concurrency.most
-        return self.ended(f"{mean:.1f} sequences together, {most} at most")
+        return self.ended(f"up to {counted(together.most, 'sequence')} together")
 
     def _prompts(self, run: Run) -> Iterator[BatchPrompt]:
         """Yield the prompts of the items; write the errors of bad lines, and of items that cannot run."""

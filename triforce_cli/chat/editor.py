@@ -1,12 +1,13 @@
 """A prompt with history, editing and completion, by prompt_toolkit. Imported only for a conversation at a terminal."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import NestedCompleter, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings
@@ -29,7 +30,6 @@ class Editor(Lines):
         keys = KeyBindings()
         keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
         keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-        files = PathCompleter(expanduser=True)
         output = create_output(stdout=terminal.message_stream)  # which has the prompt where answers go to a file
         if hasattr(output, "enable_cpr"):
             output.enable_cpr = False  # the terminal's reply would come late, among what is typed during an answer
@@ -39,7 +39,7 @@ class Editor(Lines):
             prompt_continuation="  ",
             key_bindings=keys,
             history=_history(history),
-            completer=NestedCompleter({name: files if each.argument else None for name, each in COMMANDS.items()}),
+            completer=_Commands(),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,  # the other styles keep empty rows below the prompt
             style=Style.from_dict({"rprompt": "ansibrightblack"}),
@@ -70,3 +70,14 @@ def _history(path: Path) -> History:
     except OSError:
         return InMemoryHistory()
     return FileHistory(path)
+
+
+class _Commands(Completer):
+    """Completes commands, and the names of files after them."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        name, space, argument = document.text_before_cursor.partition(" ")
+        if not space:
+            yield from (Completion(each, -len(name)) for each in COMMANDS if name and each.startswith(name))
+        elif name in COMMANDS and COMMANDS[name].argument:
+            yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)

@@ -43,7 +43,7 @@ def _written(summary: Summary) -> str:
     if summary.tokens_per_s is not None:
         gain = "" if summary.speedup is None else gained(summary.speedup)
         text += f" at {rate(summary.tokens_per_s)}" + (f", {gain}" if gain else "")
-    return f"{text} in a batch of {summary.batch_size:.1f}" if (summary.batch_size or 1) > 1 else text
+    return f"{text} in a batch of {summary.batch_size}" if (summary.batch_size or 1) > 1 else text
 
 
 def detail_lines(summary: Summary) -> list[str]:

@@ -140,10 +140,10 @@ class Run:
         finally:
             self.finish(generation)
 
-    def finish(self, generation: Generation, batch_size: float = 1.0) -> str:
+    def finish(self, generation: Generation, batch_size: int = 1) -> str:
         """Render the end of a generation, after its verification if that was asked for; return the whole text.
 
-        `batch_size`: how many sequences ran together in the mean. Raises TriforceError as `generate`.
+        `batch_size`: how many sequences ran at its end. Raises TriforceError as `generate`.
         """
         assert generation.has_ended, "a generation ends with Finished"
         summary = self.summary(generation, batch_size)
@@ -155,7 +155,7 @@ class Run:
             generation.renderer.finish(summary)
         return generation.meter.text
 
-    def summary(self, generation: Generation, batch_size: float = 1.0) -> Summary:
+    def summary(self, generation: Generation, batch_size: int = 1) -> Summary:
         """Return the summary of a generation, interrupted if it has not ended."""
         fields = generation.summary_fields()
         if self.prompt_cache is not None and batch_size == 1:
