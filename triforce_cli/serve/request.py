@@ -110,7 +110,8 @@ def parse_request(data: bytes, is_chat: bool, ignore_unknown: bool = False) -> A
     count = choices * len(content.get("prompts", "1"))
     if not 1 <= count <= MOST_SEQUENCES:
         raise ApiError(400, f"{count} sequences are asked for: 1 to {MOST_SEQUENCES} are possible", param="n")
-    _check_keys(streaming, {"include_usage", "include_obfuscation", "continuous_usage_stats"}, "stream_options")
+    for unknown in streaming.keys() - {"include_usage", "include_obfuscation", "continuous_usage_stats"}:
+        raise ApiError(400, f"unknown {short_json(unknown)} in stream_options", "unknown_field", "stream_options")
     return ApiRequest(
         *(_typed(values, "model", TEXT), _options(values) | _form(values), choices),
         stream=_typed(values, "stream", FLAG, False),
@@ -191,12 +192,6 @@ def _known(values: dict[str, Any], known: Set[str], ignore_unknown: bool) -> dic
             meant = f"did you mean {close[0]}?" if close else "triforce serve --ignore-unknown passes over it"
             raise ApiError(400, f"unknown field {short_json(name)}; {meant}", "unknown_field", name[:64])
     return {name: value for name, value in values.items() if name in known}
-
-
-def _check_keys(given: Mapping[str, Any], known: Set[str], where: str) -> None:
-    unknown = next((name for name in given if name not in known), None)
-    if unknown is not None:
-        raise ApiError(400, f"unknown {short_json(unknown)} in {where}", "unknown_field", where)
 
 
 def _typed(values: Mapping[str, Any], name: str, wanted: FieldType, usual: Any = None) -> Any:
