@@ -2,15 +2,13 @@
 
 import json
 import re
-import subprocess
-import time
 
 import pytest
 
 from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.speculation.sampling.warp import Sampler
-from tests.support.command import COMMAND, assert_error, environment
+from tests.support.command import assert_error
 from triforce_cli.batch.result_file import ResultFile
 
 GREEDY = ("-n", "12", "--temperature", "0")
@@ -272,34 +270,3 @@ def test_a_status_line_on_a_terminal_and_none_in_a_pipe(triforce, prompts, on_a_
     piped = triforce(*args)
     assert len(piped.stderr.splitlines()) == 1 and "\x1b" not in piped.stderr
     assert triforce(*args, "-q").stderr == ""
-
-
-@pytest.mark.long
-def test_after_a_kill_the_same_command_goes_on(endless_model_dir, prompts, tmp_path):
-    file = prompts(*({"id": key, "prompt": f"Once {key}", "max_new_tokens": 200} for key in range(8)))
-    base = [
-        *COMMAND,
-        "generate",
-        "--model",
-        endless_model_dir,
-        "--batch",
-        file,
-        "--temperature",
-        "0",
-        "--parallel",
-        "2",
-    ]
-    environ = environment(tmp_path, endless_model_dir)
-    expected = subprocess.run([*base, "-o", tmp_path / "whole"], env=environ, capture_output=True, check=False)
-    assert expected.returncode == 0, expected.stderr
-    out = tmp_path / "out"
-    for _ in range(4):
-        run = subprocess.Popen([*base, "-o", out], env=environ, stderr=subprocess.DEVNULL)
-        before = out.stat().st_size if out.exists() else 0
-        while run.poll() is None and not (out.exists() and out.stat().st_size > before):
-            time.sleep(0.01)
-        run.kill()
-        run.wait()
-    assert subprocess.run([*base, "-o", out], env=environ, check=False).returncode == 0
-    texts = [{key: each["text"] for key, each in by_id(path.read_text()).items()} for path in (out, tmp_path / "whole")]
-    assert texts[0] == texts[1] and len(texts[0]) == 8
