@@ -68,8 +68,7 @@ class Summary:
     experts: Mapping[str, Any] | None = None  # what those in host memory did: the fields of `ExpertsRun`; None without
     load_s: float | None = None  # to find, check and load the model
     quantize: str | None = None  # the level to which the weights were rounded on loading
-    agreement: float | None = None  # of the quantised model's and its original's choices on the prompt's end
-    batch_size: float | None = None  # sequences that ran together, in the mean over this one's time
+    batch_size: int | None = None  # sequences that ran at this one's end, itself included
     masks: Mapping[str, Any] | None = None  # of a constraint: the fields of `MaskStatistics`
     quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given

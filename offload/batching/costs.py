@@ -49,6 +49,6 @@ def _own_cost(part: Step | LogitsRequest) -> float:
     weights = part.model.read_cost
     if isinstance(part, LogitsRequest):
         return ROW_COST * weights * (len(part.hidden) - 1)
-    kv = ATTENTION_COST * part.model.shape.growing.kv_bytes(1, part.model.dtype.itemsize) * part.keys
+    kv = ATTENTION_COST * part.model.shape.full_attention.kv_bytes(1, part.model.dtype.itemsize) * part.keys
     experts = part.model.read_cost_of(len(part.ids)) - weights  # those that only its further rows read
     return kv + experts + ROW_COST * (weights + kv) * (len(part.ids) - 1)

@@ -22,13 +22,12 @@ FREE_SHARE = 0.9  # of the free memory that pages may take; passes need some, to
 class Allocation:
     """A sequence with pages in the pool: its prompt's `ids`, and the `length` that it and its answer may reach.
 
-    Sequences of one `scope` share pages. `finished`: tokens in the pages of a sequence that has ended.
+    `finished`: tokens in the pages of a sequence that has ended.
     """
 
     ids: Sequence[int]
     length: int
     store: PagedStore
-    scope: str
     runner: Runner | None = None
     finished: int = 0
 
@@ -72,12 +71,12 @@ class BatchMemory:
         self._last_finished: Allocation | None = None
 
     def allocate(
-        self, ids: Sequence[int], length: int, spare: int, lane: Lane, scope: str = "", fresh: int = 1
+        self, ids: Sequence[int], length: int, spare: int, lane: Lane, fresh: int = 1
     ) -> tuple[Allocation, int]:
         """Return a sequence's pages, and how many tokens, the first of its prompt `ids`, are in them already.
 
-        They are for the `length` of prompt and answer, and `spare` tokens of a tree. Those of another `scope` are not
-        shared, nor are the last `fresh` tokens of the prompt, which the sequence runs.
+        They are for the `length` of prompt and answer, and `spare` tokens of a tree. The last `fresh` tokens of the
+        prompt are not shared: the sequence runs them.
 
         Waits for room, and for those tokens while another sequence runs them.
         Raises OutOfMemory if there is too little room for this sequence alone.
@@ -88,11 +87,11 @@ class BatchMemory:
             message = f"{capacity:,} tokens of keys and values take {size}, and there is room for {room}"
             raise OutOfMemory(message, "shorten the prompt, or ask for fewer new tokens")
         while True:
-            other, shared = self._longest_beginning(ids[: max(len(ids) - fresh, 0)], length, scope)
+            other, shared = self._longest_beginning(ids[: max(len(ids) - fresh, 0)], length)
             has_room = needed - shared // BLOCK <= self._pool.num_free
             if has_room and (other is None or other.num_cached >= shared):
                 store = PagedStore(self._pool, capacity, None if other is None else other.store, shared)
-                self._allocations.append(allocation := Allocation(ids, length, store, scope))
+                self._allocations.append(allocation := Allocation(ids, length, store))
                 return allocation, shared
             if has_room or not self._free_last():
                 lane.pause()
@@ -107,11 +106,11 @@ class BatchMemory:
             allocation.finished, allocation.runner = allocation.num_cached, None  # its other memory is freed
             self._last_finished = allocation
 
-    def _longest_beginning(self, ids: Sequence[int], length: int, scope: str) -> tuple[Allocation | None, int]:
+    def _longest_beginning(self, ids: Sequence[int], length: int) -> tuple[Allocation | None, int]:
         """Return the sequence whose pages to share, and how many tokens."""
         best, most = None, LEAST_SHARED - 1
         for other in (*self._allocations, *filter(None, [self._last_finished])):
-            if other.scope != scope or (self._rope_depends_on_length and other.length != length):
+            if self._rope_depends_on_length and other.length != length:
                 continue
             shared = common_prefix(ids, other.ids)
             if other.runner is None:

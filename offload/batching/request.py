@@ -27,7 +27,7 @@ class BatchRequest:
 
     `key` names its events. `text` turns the engine's events into those that are wanted, as `text_stream.stream_text`.
     `is_cancelled` is called before each pass, in the batch's thread; once it returns True, the sequence ends.
-    Sequences share what is cached of a common beginning, in memory and on disk, within one `scope` only.
+    Sequences share what is cached of a common beginning, in memory and on disk.
     `logprobs` as of `Engine.generate`.
     """
 
@@ -38,7 +38,6 @@ class BatchRequest:
     speculation: Speculation = field(default_factory=Speculation)
     text: Callable[[Events], Events] = field(default=lambda events: events)
     is_cancelled: Callable[[], bool] = never
-    scope: str = ""
     logprobs: int | None = None
 
     def checked_ids(self, model: Model, draft: Model | Head | None) -> list[int]:

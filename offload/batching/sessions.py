@@ -26,12 +26,12 @@ class BatchSessions:
         settings, draft = request.speculation, self._draft
         length, spare = len(ids) + request.config.max_new_tokens, tree_nodes(settings)
         if self._memory is None or settings.approximate is not None:
-            yield self._pool.new(length, spare, settings, scope=request.scope)
+            yield self._pool.new(length, spare, settings)
             return
         fresh = rows_needed(draft, settings) if has_draft_model(settings) and isinstance(draft, Head) else 1
-        allocation, shared = self._memory.allocate(ids, length, spare, lane, request.scope, fresh)
+        allocation, shared = self._memory.allocate(ids, length, spare, lane, fresh)
         try:
-            session = self._pool.new(length, spare, settings, allocation.store, request.scope)
+            session = self._pool.new(length, spare, settings, allocation.store)
             allocation.runner = session.full
             session.full.adopt(ids[:shared])
             yield session

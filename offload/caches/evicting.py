@@ -199,3 +199,19 @@ class EvictingCache(ABC):
         self._full.truncate(0)
         self._evicted = self._settled = 0
         self._ended_prompt = self._is_settling = False
+
+
+class SinkCache(EvictingCache):
+    """StreamingLLM for a target: keeps the first `sink` tokens and the latest ones, as many as the budget leaves.
+
+    A draft model's is streaming_llm.py: its window ends with each pass, and small rollbacks are always possible.
+    """
+
+    def __init__(self, full: FullCache, settings: Speculation) -> None:
+        super().__init__(full, settings)
+        latest = torch.arange(self.capacity - self.budget + settings.sink, self.capacity)
+        kept = torch.cat((torch.arange(settings.sink), latest)).to(self.device)
+        self._kept = kept.expand(full.store.shape.kv_heads, -1)
+
+    def keep(self, layer: int, stored: int) -> Tensor:
+        return self._kept

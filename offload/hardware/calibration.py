@@ -1,7 +1,7 @@
 """Calibration: rates measured on this machine, saved in the user's folder, used instead of data sheets. No torch."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..short_repr import short_repr
 from ..system.files import replace_file
 from .profile_file import read
 from .profiles import same_gpu
-from .schema import Gpu, Host, InvalidValue, Link, Profile, build
+from .schema import RATES, Gpu, Host, InvalidValue, Link, Profile, build
 
 FILE = "measured.yaml"
 _FORMER = ("busy", "packed")  # keys that earlier versions wrote, and below those of a link
@@ -76,6 +76,28 @@ def profile_of_found(gpus: Sequence[str], measured: Measured | None) -> Profile 
     profile = profile_of(measured)
     count = sum(_is_among(measured.gpu, [name]) for name in gpus)
     return replace(profile, gpus=count, host=replace(profile.host, memory_gib=None))
+
+
+def fastest(first: Measured, second: Measured) -> Measured:
+    """Return the second measurement with the first's rates where those are higher, if both are of one machine.
+
+    Other processes make a measurement slow, and none makes it fast.
+    """
+    if (first.device, first.gpus, first.host.cores) != (second.device, second.gpus, second.host.cores):
+        return second
+    parts = {name: _fastest(getattr(first, name), getattr(second, name)) for name in ("gpu", "link", "host")}
+    return replace(second, **parts)
+
+
+def _fastest(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return first or second
+    rates = [field.name for field in fields(second) if field.name.endswith(RATES)]
+    return replace(second, **{name: _most(getattr(first, name), getattr(second, name)) for name in rates})
+
+
+def _most(*rates: float | None) -> float | None:
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def default_folder() -> Path:

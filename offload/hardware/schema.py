@@ -27,6 +27,7 @@ _CHOSEN_BY_HARDWARE = [name for name in OPTION_NAMES if name not in _ASKED_FOR]
 _SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
 EXAMPLE = "`extends: rtx-3060` and `gpu: {memory_gib: 8}`"
 _EXAMPLES = f"write lines such as {EXAMPLE}"
+RATES = ("_gb_s", "_tflops", "_gflops")  # how the names of rates end
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
@@ -139,8 +140,7 @@ def _with_rates(old: Any, new: Any) -> Any:
     if old is None or new is None:
         return old or new
     known = {f.name: getattr(new, f.name) for f in fields(new) if getattr(new, f.name) is not None}
-    rates = ("_gb_s", "_tflops", "_gflops")
-    return replace(old, **{n: v for n, v in known.items() if n.endswith(rates) or getattr(old, n) is None})
+    return replace(old, **{n: v for n, v in known.items() if n.endswith(RATES) or getattr(old, n) is None})
 
 
 def build(kind: type[T], values: Any, source: str) -> T:

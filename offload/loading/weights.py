@@ -1,7 +1,6 @@
 """Loads a checkpoint's tensors into the decoder's fused weights, on one device in one dtype."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -214,23 +213,3 @@ def _layer_embeddings(reader: WeightReader, outside: WeightReader, shape: ModelS
         projection=reader.linear(False, "model.per_layer_model_projection"),
         norm=reader.wide("model.per_layer_projection_norm.weight"),
     )
-
-
-@contextmanager
-def streamed_model(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    operations: Operations,
-    group: Group = ALONE,
-    share: Share | None = None,
-) -> Iterator[Model]:
-    """Yield a model for one forward pass, which reads each layer when it comes to it, so that one is in memory."""
-    shape = checkpoint.shape if share is None else share.shape
-    with checkpoint.opened() as weights:
-        reader = WeightReader(weights, dtype, device, operations, group, share, checkpoint.shape)
-        embedding, head = _load_ends(reader, shape)
-        layers = (load_layer(reader, shape, index) for index in range(shape.layers))
-        norm, bias = _final_norm(reader, shape)
-        own = _layer_embeddings(reader, reader, shape)
-        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype, own)

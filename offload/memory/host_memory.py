@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Degraded
-from ..system.huge_pages import new_memory
+from ..system.platform import new_memory
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 PIECE = 2**30  # bytes that are pinned at once, a fraction of a second
@@ -31,7 +31,7 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     the bandwidth.
     """
     count = torch.Size(size).numel()
-    if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not count:
         return torch.empty(size, dtype=dtype)
     return torch.frombuffer(new_memory(count * dtype.itemsize), dtype=dtype, count=count).view(size)
 

@@ -229,7 +229,7 @@ def first_selection(passes: Passes) -> float:
         return 0.0
     if hardware.shared:
         return 2 * passes.selecting()
-    offloaded, growing = 1 - placed.resident_layers / shape.kv_layers, shape.growing
+    offloaded, growing = 1 - placed.resident_layers / shape.kv_layers, shape.full_attention
     kv, selected = (
         stored_bytes(growing, inputs.kv, tokens, inputs.itemsize) / gpus for tokens in (inputs.tokens, inputs.budget)
     )

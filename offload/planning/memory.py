@@ -210,7 +210,12 @@ class MemoryPlan:
 
     def _retrieval(self, offloaded: int, kv: str) -> int:
         """Return the bytes of the selected cache, with the mean keys and queries that are kept for selections."""
-        inputs, settings, shape, size = self.inputs, self.inputs.speculation, self._share.growing, self.inputs.itemsize
+        inputs, settings, shape, size = (
+            self.inputs,
+            self.inputs.speculation,
+            self._share.full_attention,
+            self.inputs.itemsize,
+        )
         if not has_middle(settings, inputs.tokens):
             return 0
         chunk = chunk_of(inputs, offloaded, kv)
@@ -230,7 +235,7 @@ class MemoryPlan:
 
     def _selection(self, offloaded: int, kv: str) -> int:
         """Return the bytes that a selection takes while it runs."""
-        inputs, shape = self.inputs, self._share.growing
+        inputs, shape = self.inputs, self._share.full_attention
         if not has_middle(inputs.speculation, inputs.tokens):
             return 0
         chunk = chunk_of(inputs, offloaded, kv)

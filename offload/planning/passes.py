@@ -133,7 +133,7 @@ class Passes:
         kind = whole_format(inputs.speculation) or (inputs.kv if inputs.in_place(offloaded) else BF16)  # else copies
         grown_reads, window_reads = shape.kv_reads
         fixed = window_reads * shape.window_bytes(inputs.tokens, inputs.itemsize) + shape.moved_state_bytes
-        kv = fixed + grown_reads * stored_bytes(shape.growing, kind, budget, inputs.itemsize)
+        kv = fixed + grown_reads * stored_bytes(shape.full_attention, kind, budget, inputs.itemsize)
         if inputs.has_planes:  # resident layers are plain, and read as they are
             exact = inputs.itemsize * 8 / KV_FORMATS[kind].number_bits(shape.head_dim)
             kv *= 1 + (exact - 1) * (1 - offloaded / shape.kv_layers)
@@ -147,7 +147,7 @@ class Passes:
     def on_disk(self) -> float:
         """Return the bytes of KV on disk."""
         inputs, placed = self.inputs, self.placed
-        kv = stored_bytes(inputs.shape.growing, inputs.kv, inputs.tokens, inputs.itemsize)
+        kv = stored_bytes(inputs.shape.full_attention, inputs.kv, inputs.tokens, inputs.itemsize)
         return placed.disk_layers / inputs.shape.kv_layers * kv
 
     def selecting(self) -> float:
@@ -160,7 +160,7 @@ class Passes:
         if hardware.shared:
             return reading
         resident = self.placed.resident_layers / inputs.shape.kv_layers
-        kv = inputs.shape.growing.kv_bytes(inputs.tokens, inputs.itemsize)
+        kv = inputs.shape.full_attention.kv_bytes(inputs.tokens, inputs.itemsize)
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
 

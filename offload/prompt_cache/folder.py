@@ -26,7 +26,7 @@ class UnusableBlock(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Identity and statistics of a block. `created` in seconds since the epoch, `prefill_s`: seconds of its prefill."""
+    """Identity of a block. `created` in seconds since the epoch."""
 
     key: str
     parent: str  # the key of the block before it, "" for the first
@@ -34,7 +34,6 @@ class Header:
     model: str
     label: str  # display name of the prompt
     created: float
-    prefill_s: float
     kv: str = BF16  # the format of keys and values
 
     def texts(self) -> dict[str, str]:
@@ -46,7 +45,7 @@ class Header:
         """Parse safetensors metadata. Raises UnusableBlock."""
         try:
             names = {name: texts[name] for name in ("key", "parent", "part", "model", "label", "kv")}
-            return cls(created=float(texts["created"]), prefill_s=float(texts["prefill_s"]), **names)
+            return cls(created=float(texts["created"]), **names)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None
 

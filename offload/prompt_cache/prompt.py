@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from pathlib import Path
 from threading import Semaphore
 
@@ -48,15 +47,6 @@ class PromptCache:
         self.label, self.saved = "", 0
         self.places = Semaphore(MOST_COPIED)
 
-    def scoped(self, scope: str) -> PromptCache:
-        """Return a cache in the same folder that shares no blocks with other scopes, the one without a name included.
-
-        The scope is part of the fingerprint, so its blocks have a folder of their own, under a hash of it.
-        """
-        scoped = copy(self)
-        scoped.weights = f"{self.weights} scope {scope}"
-        return scoped
-
     @property
     def part(self) -> str:
         """Return the name of this rank's share of the heads, "" for a single rank."""
@@ -77,15 +67,15 @@ class Prompt:
         """Return a block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]
 
-    def header(self, index: int, now: float, seconds: float, part: str | None = None) -> Header:
-        """Return the header of a block that took `seconds` to compute; `part`: of its states."""
+    def header(self, index: int, now: float, part: str | None = None) -> Header:
+        """Return the header of a block; `part`: of its states."""
         parent = self.keys[index - 1] if index else ""
         names = self.cache.part if part is None else part, self.cache.model, self.label
-        return Header(self.keys[index], parent, *names, now, seconds, self.kv)
+        return Header(self.keys[index], parent, *names, now, self.kv)
 
-    def read(self, index: int, buffer: Buffer | None = None) -> tuple[Tensor, Header]:
-        """Return a block's KV, in the buffer, and its header. Raises FileNotFoundError, UnusableBlock."""
-        return read_block(self.paths[index], self.keys[index], self.cache.part, buffer)
+    def read(self, index: int, buffer: Buffer | None = None) -> Tensor:
+        """Return a block's KV, in the buffer. Raises FileNotFoundError, UnusableBlock."""
+        return read_block(self.paths[index], self.keys[index], self.cache.part, buffer)[0]
 
     def stored(self, first: int, last: int) -> int:
         """Return the end of the existing blocks from `first` on and before `last` that have none missing between."""
@@ -116,7 +106,7 @@ class BlockReader:
         self._prompt = prompt
         self._next: Iterator[int] = iter(blocks)
         self._buffers = [Buffer() for _ in range(_AHEAD)]
-        self._pending: deque[Future[tuple[Tensor, Header]]] = deque()
+        self._pending: deque[Future[Tensor]] = deque()
         self._executor = ThreadPoolExecutor(_THREADS, "triforce-prompt-reader")
 
     def __enter__(self) -> BlockReader:
@@ -125,8 +115,8 @@ class BlockReader:
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
-    def take(self) -> tuple[Tensor, Header]:
-        """Return the KV and header of the next block, valid until the next call. Raises as `Prompt.read`."""
+    def take(self) -> Tensor:
+        """Return the KV of the next block, valid until the next call. Raises as `Prompt.read`."""
         while len(self._pending) < _AHEAD - 1 and self._submit():
             pass
         block = self._pending.popleft()

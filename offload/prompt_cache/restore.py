@@ -11,10 +11,9 @@ from ..events import Prefilled, Restored
 from ..sequence import TokenSequence
 from ..speculation.passes.runner import Runner
 from .fingerprint import TOKENS, Reusable
-from .folder import Header, UnusableBlock
+from .folder import UnusableBlock
 from .prompt import BlockReader, Prompt
 
-TRIAL = 1.0  # seconds of reading before it is compared with computing
 _MISSING = "missing"
 
 
@@ -27,12 +26,11 @@ class Restoration:
     def __init__(self, prompt: Prompt, runner: Runner, reusable: Reusable) -> None:
         self._prompt, self._runner, self._reusable = prompt, runner, reusable
         self._cache, self._group = reusable.cache, prompt.cache.group
-        self._race = Race()
         self._size = 0  # bytes restored
         self._seconds = 0.0  # of reading and restoring
 
     def restore(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
-        """Restore the stored blocks after the cached tokens, as long as reading is faster than computing."""
+        """Restore the stored blocks after the cached tokens."""
         runner = self._runner
         stored = self._stored(sequence)
         cached = runner.num_cached
@@ -45,8 +43,6 @@ class Restoration:
                     break
                 if (index + 1) % self._reusable.blocks == 0:
                     yield Prefilled(runner.num_cached, len(sequence), restored=True)
-                if self._race.lost:
-                    break
         if not self._size:
             return
         if self._cache.states is not None:
@@ -75,21 +71,18 @@ class Restoration:
     def _restore_block(self, index: int, reader: BlockReader) -> bool:
         """Copy the reader's next block into the cache; return whether all ranks have it."""
         started = time.perf_counter()
-        problem, block = self._read(index, reader)
+        problem, kv = self._read(index, reader)
         problems = self._group.collect(problem)
-        if block is None or any(problems):
+        if kv is None or any(problems):
             _warn([problem for problem in problems if problem not in ("", _MISSING)])
             return False
-        kv, header = block
         self._runner.restore(index * TOKENS, self._prompt.ids(index), kv)
-        seconds = time.perf_counter() - started
         self._size += kv.nbytes
-        self._seconds += seconds
-        self._race.observe(*self._group.agree((seconds, header.prefill_s)))
+        self._seconds += time.perf_counter() - started
         return True
 
-    def _read(self, index: int, reader: BlockReader) -> tuple[str, tuple[Tensor, Header] | None]:
-        """Return what is wrong with a block's file, and the block if nothing is. A damaged file is removed."""
+    def _read(self, index: int, reader: BlockReader) -> tuple[str, Tensor | None]:
+        """Return the fault of a block's file, and the block's KV where it has none. A damaged file is removed."""
         try:
             return "", reader.take()
         except FileNotFoundError:  # evicted by another process just now
@@ -123,26 +116,3 @@ def _warn(problems: Sequence[str]) -> None:
     """Warn of a damaged file, of the first rank that has one."""
     if problems:
         warnings.warn(f"a file of the prompt cache is damaged, and computed again: {problems[0]}", Degraded, 2)
-
-
-class Race:
-    """Compares the seconds of reading blocks with the seconds that computing the same blocks took.
-
-    The first block is not counted: its time is that of starting threads and taking memory, too.
-    """
-
-    def __init__(self) -> None:
-        self._reading = self._computing = 0.0
-        self._has_begun = False
-
-    def observe(self, reading: float, computing: float) -> None:
-        """Add the seconds of one block."""
-        if self._has_begun:
-            self._reading += reading
-            self._computing += computing
-        self._has_begun = True
-
-    @property
-    def lost(self) -> bool:
-        """Return whether reading was slower than computing, once TRIAL seconds have been read."""
-        return self._reading > max(self._computing, TRIAL)

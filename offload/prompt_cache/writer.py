@@ -52,13 +52,12 @@ class BlockWriter:
     def save(self, end: int, tokens: int, seconds: float) -> None:
         """Save the blocks before number `end` that are in the runner's cache.
 
-        `tokens` tokens have been run since the last call, in `seconds`. Blocks that were cached before are saved too,
-        with the same prefill time per token.
+        `tokens` tokens have been run since the last call, in `seconds`. Blocks that were cached before are saved too.
         """
         self._tokens += tokens
         self._seconds += seconds
         if self._tokens <= 0:
-            return  # the time per token is not known yet
+            return  # nothing was run yet
         if self._tokens == tokens and self._prompt.cache.least and seconds / tokens * self._total < _QUICK:
             self._stopped = True  # without a word: by the rate of the first chunk, the next run is as quick
         whole = min(self._runner.num_cached // TOKENS, end)
@@ -90,7 +89,7 @@ class BlockWriter:
     def _submit(self, index: int, path: Path, dump: Callable[[], Tensor], part: str | None = None) -> None:
         """Copy a tensor and let the thread write it, once there is a place for a further copy."""
         self._executor = self._executor or ThreadPoolExecutor(1, "triforce-prompts")
-        header = self._prompt.header(index, self._now, self._seconds / self._tokens * TOKENS, part)
+        header = self._prompt.header(index, self._now, part)
         self._places.acquire()
         try:
             while self._pending and self._pending[0].done():

@@ -65,12 +65,9 @@ class SessionPool:
             capacity = max(capacity, self.reserved)
         return self.new(capacity, spare, settings)
 
-    def new(
-        self, capacity: int, spare: int, settings: Speculation, store: Store | None = None, scope: str = ""
-    ) -> Session:
+    def new(self, capacity: int, spare: int, settings: Speculation, store: Store | None = None) -> Session:
         """Return a session that is not kept, with its full cache in `store` if that is given. See `Session`."""
-        prompts = self.prompts.scoped(scope) if self.prompts is not None and scope else self.prompts
-        more = (self._stores, prompts, spare, settings, store)
+        more = (self._stores, self.prompts, spare, settings, store)
         return Session(self._model, self._draft, capacity, self._prefill_chunk, *more)
 
     def emptied(self) -> SessionPool:

@@ -108,7 +108,7 @@ class Approximation:
 APPROXIMATIONS = {
     approximation.name: approximation
     for approximation in (
-        Approximation("streaming-llm", "offload.caches.sink:SinkCache", ("sink", "budget")),
+        Approximation("streaming-llm", "offload.caches.evicting:SinkCache", ("sink", "budget")),
         Approximation("h2o", "offload.caches.h2o:H2OCache", ("sink", "window", "budget")),
     )
 }

@@ -1,1 +1,1 @@
-"""The operating system: free memory, usable cores, atomic files, scratch files."""
+"""The operating system: free memory, usable cores, atomic files, scratch files, what differs between systems."""

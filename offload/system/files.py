@@ -6,15 +6,14 @@ refused; a pipe may have no end.
 
 import io
 import os
-import select
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Any
 
 from ..units import size_text
+from .platform import block_until_data, is_null
 
 TEMPORARY = ".part-"  # prefix of the names of files that are being written
 
@@ -60,7 +59,8 @@ class Unbounded(ValueError):
 def read_bounded(stream: Any, limit: int) -> bytes:
     """Return a stream's bytes, text as UTF-8. Raises OSError, and Unbounded above `limit` bytes and for devices."""
     _check_bounded(stream, limit)
-    read, data = _bounded_reader(stream), io.BytesIO()  # grows in place, and returns its bytes without a copy
+    block_until_data(stream)
+    read, data = getattr(stream, "read1", stream.read), io.BytesIO()  # grows in place; its bytes need no copy
     while chunk := read(_CHUNK):
         if isinstance(chunk, str):  # a text stream without a byte stream, as in notebooks and tests
             chunk = chunk.encode("utf-8", errors="replace")
@@ -68,30 +68,6 @@ def read_bounded(stream: Any, limit: int) -> bytes:
             raise _too_large(f"has more than {limit:,} bytes, the most that are read", limit)
         data.write(chunk)
     return data.getvalue()
-
-
-def _bounded_reader(stream: Any) -> Callable[[int], bytes | str]:
-    """Return a function that reads at most so many bytes, as soon as some are available, and nothing at the end.
-
-    Some parent processes (Node, for example) make a pipe non-blocking. Such a pipe is polled until it has data, because
-    it otherwise returns nothing before its end.
-    """
-    try:
-        number = stream.fileno()
-        blocking = os.get_blocking(number)
-    except (AttributeError, OSError, ValueError):  # no real file, or a system without get_blocking
-        blocking = True
-    if blocking:
-        read_some: Callable[[int], bytes | str] = getattr(stream, "read1", stream.read)
-        return read_some
-
-    def read(size: int) -> bytes:
-        while True:
-            select.select([number], [], [])
-            with suppress(BlockingIOError):  # another reader of the same pipe was faster
-                return os.read(number, size)
-
-    return read
 
 
 def _check_bounded(stream: Any, limit: int) -> None:
@@ -110,7 +86,7 @@ def _check_bounded(stream: Any, limit: int) -> None:
 
 def _is_harmless(number: int, status: os.stat_result) -> bool:
     """Return whether a character device is a terminal, which ends with Ctrl-D, or the null device."""
-    return os.isatty(number) or status.st_rdev == os.stat(os.devnull).st_rdev
+    return os.isatty(number) or is_null(status)
 
 
 def _too_large(message: str, limit: int) -> Unbounded:

@@ -1,7 +1,6 @@
 """A scratch file: data of one run on disk, which nobody else can open, and of which nothing is left behind."""
 
 import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -9,8 +8,7 @@ from pathlib import Path
 
 from ..errors import OutOfDisk, SettingsError
 from ..units import size_text
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from .platform import allocate, read_at, write_at
 
 
 class ScratchFile:
@@ -29,27 +27,18 @@ class ScratchFile:
                 f"no file can be made in {folder}: {(error.strerror or str(error)).lower()}",
                 "name a folder on a disk, in which you may write",
             ) from error
-        self._allocate()
+        try:
+            allocate(self.fileno(), size)  # a full disk is an error before the run and not in its middle
+        except OSError as error:
+            free = shutil.disk_usage(folder).free
+            raise OutOfDisk(
+                f"no room on the disk of {folder}: {size_text(size)} needed, {size_text(free)} free",
+                "free some space, give --disk a folder on another disk, or more --host-memory",
+            ) from error
 
     def fileno(self) -> int:
         """Return the file's descriptor."""
         return self._file.fileno()
-
-    def _allocate(self) -> None:
-        """Allocate the file's space now, so that a full disk is an error before the run and not in its middle."""
-        try:
-            try:
-                os.posix_fallocate(self.fileno(), 0, max(self.size, 1))
-            except (AttributeError, OSError) as error:  # macOS; file systems that cannot
-                if getattr(error, "errno", None) in _NO_ROOM:
-                    raise
-                os.ftruncate(self.fileno(), self.size)
-        except OSError as error:
-            free = shutil.disk_usage(self.folder).free
-            raise OutOfDisk(
-                f"no room on the disk of {self.folder}: {size_text(self.size)} needed, {size_text(free)} free",
-                "free some space, give --disk a folder on another disk, or more --host-memory",
-            ) from error
 
     def read(self, view: memoryview, offset: int) -> None:
         """Fill a writable view of bytes with what the file has from `offset` on. Raises OSError."""
@@ -61,11 +50,11 @@ class ScratchFile:
 
     def read_some(self, view: memoryview, offset: int) -> int:
         """Return how many bytes one call of the system has read; it may be fewer than asked for."""
-        return os.preadv(self.fileno(), [view], offset)
+        return read_at(self.fileno(), view, offset)
 
     def write_some(self, view: memoryview, offset: int) -> int:
         """Return how many bytes one call of the system has written."""
-        return os.pwrite(self.fileno(), view, offset)
+        return write_at(self.fileno(), view, offset)
 
     def _all(self, call: Callable[[memoryview, int], int], view: memoryview, offset: int) -> None:
         """Repeat a call until the whole view is done. Raises OSError where it does nothing."""

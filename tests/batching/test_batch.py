@@ -135,14 +135,3 @@ def test_a_cancelled_sequence_ends_alone_and_its_pages_are_free(endless_engine, 
     assert sum(isinstance(each, Cancelled) for _, each in seen) == 1
     for each in wanted[1:]:
         assert tokens(found[each.key]) == tokens(alone(endless_engine, each))
-
-
-def test_sequences_of_different_scopes_share_nothing(endless_engine):
-    prompt = ids(400)
-    wanted = [
-        replace(request(key, ("ar", "lookup"), [*prompt, key + 3], 3), scope=scope) for key, scope in enumerate("aab")
-    ]
-    found = collect(fresh(endless_engine).generate_batch(wanted, 1))
-    cached = [next(each.done for each in found[key] if isinstance(each, Prefilled)) for key in range(3)]
-    is_shared = endless_engine.model.operations.kernel is not None
-    assert cached == [0, 400 if is_shared else 0, 0]

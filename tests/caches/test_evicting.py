@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from offload.caches.evicting import SinkCache
 from offload.caches.h2o import H2OCache
-from offload.caches.sink import SinkCache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore

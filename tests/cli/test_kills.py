@@ -49,7 +49,7 @@ class Runs:
 
 
 def turns(path):
-    return [(turn.question, turn.answer.text) for turn in load_conversation(path).turns] if path.exists() else []
+    return [(turn.question, turn.answer) for turn in load_conversation(path).turns] if path.exists() else []
 
 
 def test_a_chat_that_is_killed_loses_the_answer_under_way_alone(endless_model_dir, tmp_path):

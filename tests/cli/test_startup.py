@@ -65,7 +65,7 @@ REFUSED = [
 ]
 
 
-ANSWERED = [["--help"], ["pull", "--list"], ["generate", "--help"]]
+ANSWERED = [["--help"], ["models"], ["generate", "--help"]]
 
 
 def test_what_is_refused_or_answered_without_torch(tmp_path):

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
-from tests.support.checkpoints import edit_config, logits
+from tests.support.checkpoints import IDS, edit_config, logits
 from tests.support.models import make_hf_model
 
 
@@ -76,6 +76,24 @@ def test_a_config_with_fewer_layers_than_the_weights_is_refused(tmp_path):
     edit_config(tmp_path, num_hidden_layers=2)
     with pytest.raises(CheckpointError, match="has weights of 3 layers, its config says 2"):
         check_tensors(FolderCheckpoint(tmp_path))
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_head_beside_a_tied_embedding_is_used_if_it_differs(tmp_path, differs):
+    from transformers import AutoModelForCausalLM
+
+    model = make_hf_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    head = embedding.flip(0).contiguous() if differs else embedding.clone()
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
+    checkpoint = FolderCheckpoint(tmp_path)
+    check_tensors(checkpoint)
+    assert checkpoint.shape.tied_embeddings is not differs
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()(IDS[None]).logits[0]
+    assert torch.allclose(logits(checkpoint), expected, atol=1e-4)
 
 
 def test_weights_in_whole_numbers_are_refused(llama_dir):

@@ -81,7 +81,7 @@ def test_sums_caps_and_times_are_consistent(asked):
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     weights = kept["weights"] + kept["experts"]
     assert weights == pytest.approx(shape.parameters * asked.itemsize, abs=2 * slack)
-    size = shape.growing.kv_bytes(1, asked.itemsize)
+    size = shape.full_attention.kv_bytes(1, asked.itemsize)
     piece = page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
     fixed = shape.fixed_bytes(asked.tokens, asked.itemsize, tree_nodes(asked.speculation), asked.prefill_chunk)
     assert size * asked.tokens - slack <= kept["KV cache"] - fixed <= size * (asked.tokens + piece) + slack

@@ -11,7 +11,6 @@ import torch
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
 from offload.events import Prefilled
-from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import ids
@@ -70,16 +69,10 @@ def test_the_file_of_another_block_is_not_restored(model_dir, home, expected):
             assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 0)
 
 
-@pytest.mark.parametrize("damage", ["cut", "slow"])
-def test_with_torch_the_rest_of_the_prefill_begins_at_a_chunk_border(model_dir, home, monkeypatch, damage):
+def test_with_torch_the_rest_of_the_prefill_begins_at_a_chunk_border(model_dir, home):
     """Blocks are restored in groups of four, for other chunks would round differently."""
     said(engine_on(model_dir, home, chunk=512), ids(LENGTH))
-    if damage == "slow":
-        observe = restoring.Race.observe
-        monkeypatch.setattr(restoring.Race, "observe", lambda race, *_: observe(race, 0.15, 0.01))  # of any machine
-        monkeypatch.setattr(restoring, "TRIAL", 0.1)
-    else:
-        spoil(files(home)[2])
+    spoil(files(home)[2])
     seen = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Degraded)
@@ -130,9 +123,6 @@ def test_a_folder_that_vanishes_under_a_run_changes_no_output(model_dir, home, e
     assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 7 * TOKENS)
 
 
-# Disks that are slower than computing ------------------------------------------------------------------------------
-
-
 def test_saving_stops_on_a_disk_that_is_slower_than_the_prefill(model_dir, home, monkeypatch):
     limit = saving.BlockWriter._limit_delay
     monkeypatch.setattr(saving.BlockWriter, "_limit_delay", lambda writer, _: limit(writer, 10.0))  # of any machine
@@ -141,17 +131,6 @@ def test_saving_stops_on_a_disk_that_is_slower_than_the_prefill(model_dir, home,
     with pytest.warns(Degraded, match="slower than the prefill"):
         assert said(engine_on(model_dir, home), ids(3 * LENGTH))[0] == expected
     assert 0 < len(files(home)) < 20
-
-
-def test_reading_that_takes_longer_than_computing_stops(monkeypatch):
-    monkeypatch.setattr(restoring, "TRIAL", 1.0)
-    race = restoring.Race()
-    race.observe(9.0, 0.1)  # the first block's time is that of starting, too
-    for _ in range(4):
-        race.observe(0.2, 0.1)
-    assert not race.lost  # below TRIAL seconds
-    race.observe(0.4, 0.1)
-    assert race.lost
 
 
 # Several processes -------------------------------------------------------------------------------------------------

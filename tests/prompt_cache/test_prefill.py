@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from offload import GenerationConfig, Sampling
-from offload.batching.request import BatchRequest
 from offload.errors import Degraded
-from offload.events import Prefilled, Restored
+from offload.events import Prefilled
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.structs import PIECE
 from offload.memory.tier_settings import TierSettings
@@ -141,12 +139,3 @@ def test_torch_restores_the_same_bits_whatever_was_prefilled_before(model_dir, h
         said(each, prompt)
     ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
-
-
-def test_scopes_share_no_blocks(model_dir, home, native_operations):
-    def restored(scope):
-        engine = engine_on(model_dir, home, operations=native_operations)
-        wanted = BatchRequest(0, ids(LENGTH), Sampling(temperature=0), GenerationConfig(max_new_tokens=2), scope=scope)
-        return sum(each.tokens for _, each in engine.generate_batch([wanted], 1) if isinstance(each, Restored))
-
-    assert [restored(scope) for scope in ("one", "other", "one", "")] == [0, 0, 896, 0]

@@ -46,7 +46,7 @@ def test_keys_and_named_origins(opened, loaded):
         assert [client.get(path).status_code for path in ("/", "/health", "/ready")] == [200] * 3
 
 
-def test_prompts_that_begin_alike_are_run_once_for_each_key(model_dir, tiny_model_dir):
+def test_prompts_that_begin_alike_are_run_once(model_dir, tiny_model_dir):
     """On the native kernel, with the pages of the sequence that has ended last."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (tiny_model_dir / name).exists() and not (model_dir / name).exists():
@@ -54,15 +54,14 @@ def test_prompts_that_begin_alike_are_run_once_for_each_key(model_dir, tiny_mode
     opened = opened_model(model_dir)
     if opened.model.kernel == "off":
         pytest.skip("there is no native kernel here")
-    with serving(opened, opened.model.load(), serve_options(*KEYS, separates_keys=True)) as served:
+    with serving(opened, opened.model.load(), serve_options()) as served:
 
-        def cached(key, question):
+        def cached(question):
             body = {"prompt": "x" * 300 + question, "max_tokens": 2, "temperature": 0}
-            headers = {"authorization": f"Bearer {key}"}
-            usage = served.client.post("/v1/completions", json=body, headers=headers).json()["usage"]
+            usage = served.client.post("/v1/completions", json=body).json()["usage"]
             return usage["prompt_tokens_details"]["cached_tokens"]
 
-        assert [cached(KEYS[0], "who?"), cached(KEYS[0], "why?"), cached(KEYS[1], "why?")] == [0, 302, 0]
+        assert [cached("who?"), cached("why?")] == [0, 302]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,6 @@ def test_prompts_that_begin_alike_are_run_once_for_each_key(model_dir, tiny_mode
     [
         ((), {"host": "0.0.0.0"}, "no API key"),
         ((), {"host": "example.org"}, "no API key"),
-        ((), {"separates_keys": True}, "separates by API key"),
         ((), {"origins": ("*",)}, "no API key"),
         (KEYS, {"origins": ("https://a.b/c",)}, "--cors"),
         (KEYS, {"origins": ("a.b",)}, "--cors"),
@@ -85,9 +83,8 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path):
     file = tmp_path / "keys.txt"
     file.write_text(f"# of the notebook\n{KEYS[0]}\n\n  {KEYS[1]}\n")
     keys = read_keys(file, {"TRIFORCE_API_KEY": "third-key-0123456789\n"})
-    scopes = [keys.scope(key) for key in (*KEYS, "third-key-0123456789")]
-    assert None not in scopes and len(set(scopes)) == 3 and keys.scope("# of the notebook") is None
-    assert not read_keys(None, {}) and not any(key in "".join(scopes) for key in KEYS)
+    assert all(map(keys.have, (*KEYS, "third-key-0123456789"))) and not keys.have("# of the notebook")
+    assert not read_keys(None, {})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.support.command import COMMAND, environment, refused
     ("args", "words"),
     [
         (("--host", "0.0.0.0"), ("no API key", "--api-key-file")),
-        (("--cache-scope", "user"), ("--cache-scope is 'user'", "shared, key")),
+        (("--cache-scope", "key"), ("--cache-scope", "leave it out")),
         (("--context", "4K"), ("2,048 tokens", "--extend-context")),
         (("--api-key-file", "none.txt"), ("No such file",)),
         (("--port", "70000"), ("--port", "65535")),

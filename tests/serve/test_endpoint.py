@@ -195,7 +195,7 @@ def test_fields_of_messages_and_variables_are_given_to_the_template(endless, tmp
     model, said = ServedModel(opened_model(folder), 512), [{"role": "user", "content": "a", "name": "n"}]
     said.append({"role": "assistant", "content": [{"type": "thinking", "thinking": "b"}], "reasoning_content": "c"})
     body = {"messages": said, "reasoning_effort": "low", "chat_template_kwargs": {"budget": 7}}
-    (settings,) = model.sequences(parse_request(json.dumps(body).encode(), True), "")
+    (settings,) = model.sequences(parse_request(json.dumps(body).encode(), True))
     assert model.tokenizer.decode(settings.ids) == "abclow7"
 
 

@@ -10,13 +10,13 @@ import torch
 from offload.architecture.rope import Rope
 from offload.caches.block_table import TableCache
 from offload.caches.chunk_table import ChunkTableCache
+from offload.caches.evicting import SinkCache
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.caches.plane import PlaneCache
 from offload.caches.protocol import KVCache
 from offload.caches.retrieval import CopiedCache
 from offload.caches.selection import RecencySelector, Refresh, RetrievalSelector
-from offload.caches.sink import SinkCache
 from offload.caches.streaming_llm import StreamingCache
 from offload.memory.tree_attention import Tree, tree_of
 from offload.settings.config import Speculation

@@ -46,6 +46,9 @@ class _Checkpoint:
         kinds = {name: None if level is None else format_of(level, name, size) for name, size in sizes.items()}
         self._weights = {name: _Weight(size, kinds[name]) for name, size in sizes.items()}
 
+    def close(self) -> None:
+        """Do nothing: there are no files."""
+
     @contextmanager
     def opened(self):
         yield self._weights

@@ -272,7 +272,6 @@ def seeded():
 def patience_with_disks():
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
         patched.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
         yield
 

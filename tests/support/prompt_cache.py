@@ -18,7 +18,6 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.loading.weights_digest import weights_digest
 from offload.memory.factory import TieredStoreFactory
-from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prompt import PromptCache
@@ -102,7 +101,7 @@ def _answer(pipe, folder, home, prompt, largest_file, limit):
     if largest_file is not None:  # to a write call this looks like a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    restoring.TRIAL = saving.PATIENCE = 1000.0  # see fixtures.patience_with_disks
+    saving.PATIENCE = 1000.0  # see fixtures.patience_with_disks
     engine = engine_on(folder, home, limit=limit)
     pipe.send("ready")
     with warnings.catch_warnings(record=True) as caught:

@@ -41,7 +41,7 @@ def opened_model(folder: Path, **settings) -> OpenedRequest:
 
 
 def serve_options(*keys, **changes) -> ServeOptions:
-    usual = {"host": "127.0.0.1", "port": 0, "keys": ApiKeys(keys), "origins": (), "separates_keys": False}
+    usual = {"host": "127.0.0.1", "port": 0, "keys": ApiKeys(keys), "origins": ()}
     usual |= {"parallel": 3, "queue": 8, "context": CONTEXT, "body": 20_000, "drain": 20}
     return ServeOptions(**usual | changes)
 

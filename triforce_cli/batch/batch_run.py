@@ -72,8 +72,7 @@ class BatchRun:
         except KeyboardInterrupt:
             self.interrupted()
             raise
-        mean, most = together.concurrency.mean, together.concurrency.most
-        return self.ended(f"{mean:.1f} sequences together, {most} at most")
+        return self.ended(f"up to {counted(together.most, 'sequence')} together")
 
     def _prompts(self, run: Run) -> Iterator[BatchPrompt]:
         """Yield the prompts of the items; write the errors of bad lines, and of items that cannot run."""
@@ -94,7 +93,7 @@ class BatchRun:
         opened = opened_for(self.opened, item)
         prompt = opened.prompt(opened.encode(item.prompt), item.prompt[:LABEL])
         renderer = _LineRenderer(item, self)
-        run.prepare(prompt, renderer)
+        run.prepare(renderer)
         failed = partial(self.fail, item.line, item.id, True)
         return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
 

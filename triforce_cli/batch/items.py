@@ -9,7 +9,7 @@ from typing import Any
 from offload.errors import PromptError, UsageError
 from offload.settings.config import GenerationConfig, Sampling, check_part
 from offload.settings.generation import parse_sampling
-from offload.short_repr import short_repr
+from offload.short_repr import short_json
 
 from ..input.documents import PROMPT_HINT, STDIN, Warn, is_terminal, unreadable
 from ..input.json_fields import FLAG, INTEGER, NUMBER, TEXT, FieldType, has_type, parse_object
@@ -118,11 +118,12 @@ def parse_line(number: int, text: str) -> BatchItem | BadLine:
             values = parse_object(text)
         except ValueError as error:
             raise PromptError(str(error), EXAMPLE) from None
-        if has_type(values.get("id", number), _KEYS["id"]):
-            id = values.get("id", number)
-        for name, value in values.items():
+        given = {name: value for name, value in values.items() if value is not None or name not in _KEYS}
+        if has_type(given.get("id", number), _KEYS["id"]):
+            id = given.get("id", number)
+        for name, value in given.items():
             _check(name, value)
-        return _item(values, number)
+        return _item(given, number)
     except UsageError as error:
         return BadLine(number, id, error)
 
@@ -132,10 +133,10 @@ def _check(name: str, value: Any) -> None:
     if name not in _KEYS:
         close = get_close_matches(name, _KEYS, 1)
         known = f"did you mean {close[0]}?" if close else f"use {', '.join(_KEYS)}"
-        raise PromptError(f"unknown key {short_repr(name)}", known)
+        raise PromptError(f"unknown key {short_json(name)}", known)
     is_list_of_others = isinstance(value, list) and not all(isinstance(entry, str) for entry in value)
     if not has_type(value, _KEYS[name]) or is_list_of_others:
-        raise PromptError(f"{name} is {short_repr(value)}", f"give {_KEYS[name][1]}, or leave it out")
+        raise PromptError(f"{name} is {short_json(value)}", f"give {_KEYS[name][1]}, or leave it out")
 
 
 def _item(values: Mapping[str, Any], line: int) -> BatchItem:
@@ -152,6 +153,6 @@ def _item(values: Mapping[str, Any], line: int) -> BatchItem:
         options["constraint"] = constraint
     system, raw, think = (values.get(name) for name in ("system", "raw", "think"))
     if think not in (None, *THINK):
-        raise PromptError(f"think is {short_repr(think)}", f"give one of {', '.join(THINK)}, or leave it out")
+        raise PromptError(f"think is {short_json(think)}", f"give one of {', '.join(THINK)}, or leave it out")
     check_part(options)
     return BatchItem(line, values.get("id", line), values["prompt"], options, system, raw, think)

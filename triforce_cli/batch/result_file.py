@@ -1,9 +1,9 @@
 """The results of a batch: a file of JSON lines, from which a run resumes that was interrupted or killed."""
 
-import fcntl
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ RESULT, ERROR = TYPES = ("result", "error")  # of events
 
 
 class ResultFile:
-    """A file to which results are appended, each whole. It is locked while it is open.
+    """A file to which results are appended, each whole. A hidden file beside it is locked while it is open.
 
     Attributes:
         finished: the ids that have a result in it.
@@ -30,6 +30,7 @@ class ResultFile:
         What is no regular file, such as a named pipe, has nothing to resume from.
         """
         self.finished: set[Id] = set()
+        self._lock: Any = None
         self._name, self._warn = name_of(path), warn
         self._new = None if path.exists() else target_of(path)  # removed again if nothing is written to it
         try:
@@ -38,7 +39,7 @@ class ResultFile:
             raise self._error(getattr(error, "strerror", None) or str(error), "name a file") from None
         try:
             if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                self._lock()
+                self._acquire(path)
                 self._resume()
         except BaseException:
             self.close()
@@ -55,20 +56,30 @@ class ResultFile:
 
     def close(self) -> None:
         """Close the file; remove it if it was created here and is empty, as after a request that was refused."""
-        if self._new is not None and not os.fstat(self._file.fileno()).st_size:
-            self._new.unlink(missing_ok=True)
+        is_empty = not os.fstat(self._file.fileno()).st_size
         self._file.close()
+        if self._new is not None and is_empty:
+            self._new.unlink(missing_ok=True)
+        if self._lock is not None:
+            with suppress(OSError):  # Windows removes it itself
+                os.unlink(self._lock.lock_file)  # before another run may lock it
+            self._lock.release()
 
     def _error(self, reason: str, hint: str = "name another file") -> SettingsError:
         return SettingsError(f"--output {self._name}: {reason[:1].lower()}{reason[1:]}", hint)
 
-    def _lock(self) -> None:
+    def _acquire(self, path: Path) -> None:
         """Raise SettingsError if another run appends to the file."""
+        from filelock import FileLock, Timeout
+
+        target = target_of(path)
+        lock = FileLock(target.with_name(f".{target.name}.lock"), timeout=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.acquire()
+            self._lock = lock
+        except Timeout:
             raise self._error("another run appends to it") from None
-        except OSError:  # a file system without locks
+        except (OSError, NotImplementedError):  # a file system without locks, or a folder without room for one
             pass
 
     def _resume(self) -> None:

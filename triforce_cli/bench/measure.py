@@ -20,7 +20,6 @@ from offload.settings.method_sizes import tree_nodes
 from ..options.checks import approximation_warnings
 from ..output.plan_text import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
-from ..output.statistics import quantized_warning
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.plan import plan_run
@@ -47,8 +46,6 @@ def run_bench(asked: BenchRequest, terminal: Terminal, as_json: bool, quiet: boo
         engine.reserve(bench.longest)
         for warning in approximation_warnings(request.settings):
             terminal.warn(warning)
-        if (level := request.settings.engine.quantize) is not None:
-            terminal.warn(quantized_warning(level, bench.model.agreement(engine.model, bench.ids)))
         report = Report(_facts(bench, engine))
         try:
             for cell, run in _Rounds(bench, engine, display):

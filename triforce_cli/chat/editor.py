@@ -1,14 +1,13 @@
 """A prompt with history, editing and completion, by prompt_toolkit. Imported only for a conversation at a terminal."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import NestedCompleter, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings
@@ -16,10 +15,10 @@ from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
+from offload.system.platform import without_echo
+
 from ..output.terminal import Terminal
 from .loop import COMMANDS, Lines
-
-_HAS_ECHO = find_spec("termios") is not None  # not on Windows
 
 
 class Editor(Lines):
@@ -31,7 +30,6 @@ class Editor(Lines):
         keys = KeyBindings()
         keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
         keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-        files = PathCompleter(expanduser=True)
         output = create_output(stdout=terminal.message_stream)  # which has the prompt where answers go to a file
         if hasattr(output, "enable_cpr"):
             output.enable_cpr = False  # the terminal's reply would come late, among what is typed during an answer
@@ -41,7 +39,7 @@ class Editor(Lines):
             prompt_continuation="  ",
             key_bindings=keys,
             history=_history(history),
-            completer=NestedCompleter({name: files if each.argument else None for name, each in COMMANDS.items()}),
+            completer=_Commands(),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,  # the other styles keep empty rows below the prompt
             style=Style.from_dict({"rprompt": "ansibrightblack"}),
@@ -61,21 +59,7 @@ class Editor(Lines):
 
     def unheard(self) -> AbstractContextManager[None]:
         """Return a context that does not echo what is typed; the next `read` has it, and Ctrl-C interrupts as ever."""
-        return _without_echo(self._terminal.stdin) if _HAS_ECHO else nullcontext()
-
-
-@contextmanager
-def _without_echo(stdin: Any) -> Iterator[None]:
-    import termios
-
-    before = termios.tcgetattr(stdin)
-    silent = [*before]
-    silent[3] &= ~termios.ECHO
-    try:
-        termios.tcsetattr(stdin, termios.TCSANOW, silent)
-        yield
-    finally:
-        termios.tcsetattr(stdin, termios.TCSANOW, before)
+        return without_echo(self._terminal.stdin)
 
 
 def _history(path: Path) -> History:
@@ -86,3 +70,14 @@ def _history(path: Path) -> History:
     except OSError:
         return InMemoryHistory()
     return FileHistory(path)
+
+
+class _Commands(Completer):
+    """Completes commands, and the names of files after them."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        name, space, argument = document.text_before_cursor.partition(" ")
+        if not space:
+            yield from (Completion(each, -len(name)) for each in COMMANDS if name and each.startswith(name))
+        elif name in COMMANDS and COMMANDS[name].argument:
+            yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)

@@ -107,7 +107,7 @@ class ChatSession:
         self.replies.question(len(self.conversation.turns) + 1, question)
         documents = self.conversation.documents
         prompt = Prompt(ids, new_tokens, documents[0].name if documents else question)
-        self._run.prepare(prompt, self.replies.renderer)
+        self._run.prepare(self.replies.renderer)
         generation = self._run.begin(prompt, self.replies.renderer)
         self._run.finish_writing(generation, lambda: self._keep(question, generation))
 

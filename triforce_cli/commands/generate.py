@@ -17,7 +17,9 @@ from ..options.declarations import AUTO, parse_parallel
 from ..options.mistakes import warn_of_file
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
+from ..output.plan_text import print_plan
 from ..output.renderers import renderer_for
+from ..run.profile_plans import plan_unfetched
 from ..run.remote import run_remote
 
 _AT_A_TIME = options.described("Sequences at a time.", AUTO)
@@ -91,6 +93,8 @@ def generate(
         return code
     sources = prompt, files, terminal.stdin, terminal.warn
     text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*sources))))
+    if request.dry_run and (report := plan_unfetched(request, len(text.text), terminal)) is not None:
+        return print_plan(report, "generate", terminal, form.json, form.verbose)
     with (
         terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,

@@ -1,36 +1,40 @@
-"""`triforce profile`: lists the hardware profiles, and plans a model on one: memory, speed, and a command."""
+"""`triforce profile`: plans a model and a text on a hardware profile, or says which model is best: memory and speed."""
 
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from offload.errors import SettingsError
 from offload.hardware import calibration, profiles
 from offload.hardware.calibration import Measured
-from offload.hardware.profiles import Profile
 from offload.loading.hub.download import dimensions
-from offload.settings.config import DEFAULT_MODEL, check_part
+from offload.settings.config import check_part
 from offload.units import parse_tokens
 
+from ..input.documents import read
 from ..options import declarations as options
 from ..options.settings import config_home, given_options
-from ..output.plan_text import print_comparison, print_plan
-from ..output.tables import Column, table
+from ..output.plan_text import print_comparison, print_plan, recommendation_text
 from ..output.terminal import Terminal
 from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text
 from ..run.profile_plans import (
-    DEFAULT_GPU_MODEL,
+    CHARACTERS_A_TOKEN,
+    LONGEST_DEFAULT,
+    TEXT_FILE,
     PlanOptions,
     Target,
     find_target,
     hardware_of,
     plan_all_profiles,
     plan_target,
+    recommended,
 )
 
-_DECODING = "method draft middle budget gamma1 gamma2 tree dtype quantize kv threads extend_context set"
+_DECODING = "method draft middle budget gamma1 gamma2 tree dtype quantize kv threads extend_context set verbose"
+_ANSWER = 512  # tokens
 _GPU = options.option(
     "--gpu",
     "--profile",
@@ -40,16 +44,17 @@ _GPU = options.option(
 )
 _CONTEXT = options.option(
     "--context",
-    help=options.described("Prompt and answer in tokens, such as 128K.", "the model's, 128K at most"),
+    help=options.described("Prompt and answer in tokens, such as 128K.", "the book's, or the model's up to 128K"),
     parser=parse_tokens,
     metavar="TOKENS",
 )
-_MODEL = {"model": options.with_default("model", f"{DEFAULT_MODEL} on a CPU, {DEFAULT_GPU_MODEL} on a GPU")}
+_MODEL = {"model": options.with_default("model", "the best one that is free to fetch")}
 
 
 @options.accepts(_MODEL | options.chosen(f"{options.PLACEMENT} {_DECODING}"))
 def profile(
     ctx: typer.Context,
+    book: Annotated[str | None, typer.Argument(help="A text to plan for.", show_default=False)] = None,
     gpu: Annotated[str | None, _GPU] = None,
     context: Annotated[int | None, _CONTEXT] = None,
     measure: Annotated[
@@ -59,23 +64,23 @@ def profile(
     compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
 ) -> int:
-    """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
+    """Say which model is best for a book on your hardware, or whether one fits, and how fast it will be.
 
     Nothing is loaded: it works without the GPU and without the weights. Models are well-known names such as
-    Llama-2-7B-128K, hub ids, folders and .gguf files. The last line is the command for the plan, with book.txt for your
-    text. Rates are the profile's; those of this machine are measured once, and by --measure --save again.
+    Qwen3-4B-2507, hub ids, folders and .gguf files. The last line is the command for the plan. Rates are the profile's;
+    those of this machine are measured once, and by --measure --save again. -v prints the whole plan.
 
     [bold]Examples[/bold]
 
       triforce profile
 
+      triforce profile book.txt --gpu 3060
+
       triforce profile --gpu 4090 --model Llama-2-7B-128K --context 128K
 
-      triforce profile --gpu 2x4090 --model llama-2-13b-128k --memory 22GiB
+      triforce profile --gpu 2x4090 --model llama-2-13b-128k --memory 22GiB -v
 
       triforce profile --gpu 4090 --model Llama-3.1-8B --quantize q4
-
-      triforce profile --gpu cpu --model Llama-3.1-8B --kv q8
 
       triforce profile --compare --model Llama-3.1-70B
 
@@ -90,8 +95,11 @@ def profile(
         raise SettingsError("--save needs --measure", "use --measure --save")
     if compare and gpu is not None:
         raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
+    if book is not None:
+        characters = len(read(Path(book), terminal.stdin, terminal.warn))
+        context = context or characters // CHARACTERS_A_TOKEN + _ANSWER
     target = find_target(gpu)
-    asked = PlanOptions(flags, origins, context, bool(ctx.params["extend_context"]))
+    asked = PlanOptions(flags, origins, context, bool(ctx.params["extend_context"]), book or TEXT_FILE)
     if "model" in flags:
         dimensions(flags["model"])  # an unknown model is an error before anything is measured
     measured: Measured | None
@@ -103,10 +111,18 @@ def profile(
         measured = load_or_measure(bool(target.found), terminal, flags.get("disk"))
     if compare:
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
-    if gpu is None and not measure and not json:
-        terminal.print(_list(target.profile, terminal.table_width))
-    report = plan_target(target, asked, measured)
-    return print_plan(report, "generate", terminal, json)
+    command = "generate"
+    if "model" not in flags:
+        wanted = asked.context or LONGEST_DEFAULT
+        plans = recommended(target, asked, measured)
+        if not json:
+            terminal.print(recommendation_text(plans, terminal.table_width))
+        found = {"model": plans[0].inputs.model} if plans else {}
+        asked = replace(asked, flags=flags | found, context=plans[0].inputs.tokens if plans else None)
+        if asked.context != wanted:
+            command = "summarize"
+            terminal.note(f"{wanted:,} tokens take long at once on this hardware; the plan is for a part of them")
+    return print_plan(plan_target(target, asked, measured), command, terminal, json, ctx.params["verbose"] or 0)
 
 
 def _measure(target: Target, terminal: Terminal, json: bool, save: bool, disk: str | None) -> Measured:
@@ -121,13 +137,3 @@ def _measure(target: Target, terminal: Terminal, json: bool, save: bool, disk: s
     if save:
         terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
     return measured
-
-
-def _list(chosen: Profile | None, width: int | None) -> Text:
-    """Return a line for each profile, the chosen one marked."""
-    marked = None if chosen is None else chosen.name
-    names = profiles.available()
-    rows = [(f"{'*' if name == marked else ' '} {name}", profiles.load(name).description) for name in names]
-    columns = (Column("", style="cyan"), Column("", least=16))
-    legend = "* chosen for this machine\n\n" if marked in names else "\n"
-    return table(columns, rows, width, headed=False).append(legend)

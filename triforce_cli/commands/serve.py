@@ -40,9 +40,6 @@ def serve(
         Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE", **_SHOWN)
     ] = None,
     cors: Annotated[list[str] | None, _option("Web page that may use it; repeatable.", "ORIGIN")] = None,
-    cache_scope: Annotated[
-        str, _option("shared, or key: none between keys.", "NAME", "shared", among=defaults.CACHE_SCOPES)
-    ] = "shared",
     parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel, **_SHOWN)] = AUTO,
     queue: Annotated[
         int, _option("Sequences that may wait.", "N", defaults.QUEUE, min=1, max=100_000)
@@ -73,17 +70,14 @@ def serve(
 
       triforce serve --model Llama-3.2-1B --context 32K --parallel 4
 
-      triforce serve --host 0.0.0.0 --api-key-file keys.txt --cache-scope key
+      triforce serve --host 0.0.0.0 --api-key-file keys.txt
 
       curl http://127.0.0.1:8000/v1/models
     """
     check_flags(ctx)
-    if cache_scope not in defaults.CACHE_SCOPES:
-        hint = f"use one of: {', '.join(defaults.CACHE_SCOPES)}"
-        raise SettingsError(f"--cache-scope is {cache_scope!r}", hint)
     listening = defaults.ServeOptions(
         *(host, port, read_keys(api_key_file, os.environ), tuple(cors or ())),
-        *(cache_scope == "key", parallel, queue, context, max_body, drain, ignore_unknown),
+        *(parallel, queue, context, max_body, drain, ignore_unknown),
     )
     defaults.check_installed()
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)

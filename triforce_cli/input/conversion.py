@@ -5,11 +5,12 @@ import json
 import re
 import sys
 import zlib
-from contextlib import suppress
 from posixpath import dirname, join, normpath
 from typing import Any
 from urllib.parse import unquote
 from zipfile import BadZipFile, ZipFile
+
+from offload.system.platform import limit_address_space
 
 _PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 _FACTS = {"Title": "title", "Author": "creator"}  # of a book, by their tags
@@ -21,10 +22,7 @@ def convert(kind: str, memory: int) -> None:
 
     `memory`: the bytes of address space that it may take.
     """
-    with suppress(ImportError, OSError, ValueError):  # a system without this limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    limit_address_space(memory)
     data, output = sys.stdin.buffer.read(), sys.stdout.buffer
     sys.stdout = sys.stderr  # where a parser may print
     output.write(json.dumps(extract(kind, data)).encode())

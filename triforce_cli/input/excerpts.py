@@ -180,22 +180,17 @@ def truncate(
 
 
 def _without(text: str, spans: Spans, dropped: str, kept: int) -> tuple[str, int]:
-    """Return the text without a part, and how many of its tokens are in it: up to `kept`."""
+    """Return the text without a part, and how many of its tokens are in it: up to `kept`. Words stay whole."""
     first = {START: 0, MIDDLE: kept // 2, END: kept}[dropped]
-    head = _end_of_word(text, spans[first][0]) if first else 0
-    tail = _start_of_word(text, spans[len(spans) - (kept - first)][0]) if first < kept else len(text)
+    head, tail = 0, len(text)
+    if first:
+        end = spans[first][0]
+        found = list(_SPACE.finditer(text, max(end - _WORD, 1), end))
+        head = found[-1].start() if found else end
+    if first < kept:
+        start = spans[len(spans) - (kept - first)][0]
+        match = _SPACE.search(text, start, min(start + _WORD, len(text) - 1))
+        tail = match.end() if match else start
     tokens = bisect_right(spans, head, key=lambda span: span[1]) if head else 0
     tokens += len(spans) - bisect_left(spans, tail, key=lambda span: span[0]) if tail < len(text) else 0
     return (GAP if head and tail < len(text) else "").join((text[:head], text[tail:])), tokens
-
-
-def _start_of_word(text: str, position: int) -> int:
-    """Return where the next word begins; the position itself where none does soon."""
-    match = _SPACE.search(text, position, position + _WORD)
-    return match.end() if match and match.end() < len(text) else position
-
-
-def _end_of_word(text: str, position: int) -> int:
-    """Return where the last whole word ends; the position itself where none does soon."""
-    found = list(_SPACE.finditer(text, max(position - _WORD, 0), position))
-    return found[-1].start() if found and found[-1].start() > 0 else position

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from offload.short_repr import short_repr
+from offload.short_repr import short_json
 
 FieldType = tuple[type | tuple[type, ...], str]  # Python's types of a value, and their name for people
 
@@ -23,7 +23,7 @@ def parse_object(data: bytes | str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON in UTF-8: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"not a JSON object but {short_repr(values)}")
+        raise ValueError(f"not a JSON object but {short_json(values)}")
     return values
 
 

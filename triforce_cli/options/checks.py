@@ -161,6 +161,8 @@ def _given(options: Mapping[str, Any]) -> list[str]:
 
 def approximation_warnings(settings: Settings) -> Iterator[str]:
     """Yield the warnings of a lossy run, which are printed before its text."""
+    if (level := settings.engine.quantize) is not None:
+        yield f"--quantize {level} changes the model: the answers are those of rounded weights"
     if kv := quantized_kv(settings):
         yield f"--kv {kv} changes the answer: the model attends to rounded keys and values"
     if (mode := settings.speculation.approximate) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from offload.errors import SettingsError
 from offload.settings.constraint import CHOICES, GRAMMAR, JSON_SCHEMA, KINDS, QUOTE, Constraint
-from offload.short_repr import short_repr
+from offload.short_repr import short_json
 
 FIELDS = {kind.replace("-", "_"): kind for kind in KINDS if kind != QUOTE}  # by their names in lines and parameters
 
@@ -28,7 +28,7 @@ def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
     if kind == CHOICES or (kind == JSON_SCHEMA and not isinstance(value, str)):
         value = json.dumps(value)
     if not isinstance(value, str):
-        raise SettingsError(f"{given[0]} is {short_repr(value)}", "give it as a text")
+        raise SettingsError(f"{given[0]} is {short_json(value)}", "give it as a text")
     return Constraint(kind, value)
 
 

@@ -17,7 +17,7 @@ from offload.errors import SettingsError
 from offload.settings.config import DEVICES, DRAFTS, DTYPES, KERNELS, METHODS, QUANTIZE
 from offload.settings.kv_formats import LOSSY_KV, full_formats
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
-from offload.settings.parse import DEFAULTS, parse_assignment, parse_setting
+from offload.settings.parse import DEFAULTS, parse_setting
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.short_repr import short_repr
 
@@ -43,12 +43,6 @@ def parse_parallel(text: str | int) -> int | str:
         hint = f"give a number of sequences from 1 to {_MOST_PARALLEL:,}, or auto"
         raise SettingsError(f"--parallel is {short_repr(text)}", hint)
     return int(given)
-
-
-def _checked_assignment(text: str) -> str:
-    """Return NAME=VALUE as it is. Raises SettingsError if there is no such setting, or its value has another type."""
-    parse_assignment(text)
-    return text
 
 
 def described(help: str, default: str) -> str:
@@ -199,11 +193,7 @@ _TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; `--help` shows the o
         "quantize": _name("Round the weights: q4, q5, q6, q8.", QUANTIZE, "no"),
         "threads": _Row("CPU threads.", "all cores"),
         "tensor_parallel": _Row("GPUs that share the model.", "profile's"),
-        "set": _Row(
-            "Any other setting (docs/options.md); repeatable.",
-            *("", "", "NAME=VALUE", list[str] | None),
-            more={"parser": _checked_assignment},
-        ),
+        "set": _Row("Any other setting (docs/options.md); repeatable.", "", "", "NAME=VALUE", list[str] | None),
     },
     FORM: {
         "json_schema": _text("The answer is JSON of this schema.", "FILE|JSON"),

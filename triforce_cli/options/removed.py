@@ -15,6 +15,7 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--ray": "run `triforce summarize` for the documents of each machine; `triforce generate --batch` has --ray",
     "--map-reduce": "leave it out: a document that exceeds the context is read in parts",
     "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
+    "--cache-scope": "leave it out: clients share what is cached; --no-cache keeps nothing on disk",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",
     "--ladder": "--context and --temperature take lists: triforce bench -f book.txt --context 4K,8K",

@@ -26,6 +26,8 @@ def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
     options = list(zip(flags[::2], flags[1::2], strict=True))
     if any(word.partition("=")[0] in ("--gpu", "--profile") for word in words):  # perhaps a file
         options = [option for option in options if option[0] != "--gpu"]
+    if "-m" in words:
+        options = [option for option in options if option[0] != "--model"]
     return repeated(command, words, *options)
 
 

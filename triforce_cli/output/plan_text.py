@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from offload.architecture.known_models import weight_bytes
 from offload.settings.kv_formats import PLAIN_KV
 from offload.units import GIB, counted, size_text
 
 from ..signals import DONE, FAILED
-from .format import duration, milliseconds
+from .format import about, duration, milliseconds, size
 from .plan_fields import command_line, plan_fields
 from .stdout_formats import json_line
 from .tables import Column, hanging, lines_text, table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.planning.plan import Plan
 
 _INDENT = 11  # cells of the names of facts
+_RECOMMENDED = ("size", "first word", "tokens/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class PlanComparison:
     measured_names: Sequence[str]
 
 
-def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool) -> int:
-    """Print the plan to stdout and what is missing to stderr; return the exit code.
+def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool, verbose: int = 0) -> int:
+    """Print the plan, short or with `verbose` whole, and on stderr what is missing; return the exit code.
 
     The text of a plan that fits ends with the line of `triforce <command>` for it.
     """
@@ -75,7 +77,7 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
         fields = plan_fields(plan, report.suggestions) | {"draft_model": report.sibling}
         terminal.write(json_line(type="plan", **profile, measured=measured, plan=fields))
     else:
-        text = plan_text(report, terminal.table_width)
+        text = plan_text(report, terminal.table_width, verbose > 0)
         if plan.fits:
             text.append(f"\n{command_line(command, plan, report.arguments)}\n", "bold")
         terminal.print(text)
@@ -105,13 +107,42 @@ def suggestions_text(suggestions: Sequence[str]) -> str:
     return ", or ".join([*suggestions, "a smaller model, or other hardware (`triforce profile --compare`)"])
 
 
-def plan_text(report: PlanReport, width: int | None = None) -> Text:
-    """Return the whole plan, the verdict first; facts are wrapped to `width` cells, None for as many as they need."""
+def plan_text(report: PlanReport, width: int | None = None, verbose: bool = True) -> Text:
+    """Return the plan, the verdict first; facts are wrapped to `width` cells, None for as many as they need."""
     plan = report.plan
     text = lines_text([_verdict(plan)], width)
+    if not verbose:
+        return text.append_text(facts_text(list(_short(report)), width))
     text.append_text(facts_text([*_hardware(plan.inputs), *_about(report)], width)).append("\n")
     text.append_text(_memory_table(plan, width)).append("\n")
     return text.append_text(facts_text(list(_predictions(plan)), width))
+
+
+def recommendation_text(plans: Sequence[Plan], width: int | None) -> Text:
+    """Return a table of models to choose from, the best one first; empty without any."""
+    columns = [Column("to fetch", style="cyan"), *(Column(name, right=True) for name in _RECOMMENDED)]
+    rows = [
+        (
+            plan.inputs.model,
+            size(weight_bytes(plan.inputs.model)),
+            about(plan.ttft.seconds).removeprefix("about "),
+            f"{1 / plan.chosen.tbt.seconds:,.1f}",
+        )
+        for plan in plans
+    ]
+    return table(columns, rows, width).append("\n") if plans else Text()
+
+
+def _short(report: PlanReport) -> Iterator[tuple[str, str]]:
+    """Yield what a user decides by: the model, how fast it reads and writes, and what lies where."""
+    plan, chosen = report.plan, report.plan.chosen
+    yield "model", _model(plan.inputs)
+    if report.source:
+        yield "from", report.source
+    yield "reads", f"{about(plan.ttft.seconds)} to the first word"
+    gain = "" if chosen.method == "ar" else f", {plan.speedup:.1f}x plain decoding by {chosen.method}"
+    yield "writes", f"{1 / chosen.tbt.seconds:,.1f} tokens/s{gain}"
+    yield "placement", _placement(plan)
 
 
 def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
@@ -205,9 +236,9 @@ def _model(inputs: PlanInputs) -> str:
     """Return the model, its size, and the tokens that are planned."""
     count = inputs.shape.parameters
     scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
-    size = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
+    parameters = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
     read = f" ({inputs.shape.read_parameters / count:.0%} read by a token)" if inputs.shape.experts else ""
-    return f"{inputs.model}, {size} parameters{read}; {counted(inputs.tokens, 'token')} of prompt and answer"
+    return f"{inputs.model}, {parameters} parameters{read}; {counted(inputs.tokens, 'token')} of prompt and answer"
 
 
 def _memory_table(plan: Plan, width: int | None) -> Text:

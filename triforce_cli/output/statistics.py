@@ -43,7 +43,7 @@ def _written(summary: Summary) -> str:
     if summary.tokens_per_s is not None:
         gain = "" if summary.speedup is None else gained(summary.speedup)
         text += f" at {rate(summary.tokens_per_s)}" + (f", {gain}" if gain else "")
-    return f"{text} in a batch of {summary.batch_size:.1f}" if (summary.batch_size or 1) > 1 else text
+    return f"{text} in a batch of {summary.batch_size}" if (summary.batch_size or 1) > 1 else text
 
 
 def detail_lines(summary: Summary) -> list[str]:
@@ -91,15 +91,6 @@ def _times(summary: Summary) -> list[str]:
         tail = "" if summary.tbt_p95_s is None else f" (p95 {milliseconds(summary.tbt_p95_s)})"
         parts.append(f"TBT {milliseconds(summary.tbt_median_s)} ms{tail}")
     return parts
-
-
-def quantized_warning(level: str, agreement: float | None) -> str:
-    """Return that the model is another one now, and how often both chose the same token on the prompt, if known."""
-    changes = f"--quantize {level} changes the model"
-    if agreement is None:
-        return f"{changes}: there is too little memory to measure by how much"
-    share = f"{percent(agreement)} of the time"
-    return f"{changes}: on the end of the prompt it chooses the token of the original weights {share}"
 
 
 def verification_line(verify: Mapping[str, Any]) -> str:

@@ -18,44 +18,6 @@ from .opened_request import OpenedRequest, Prompt
 from .run import Run
 
 
-class Concurrency:
-    """Counts the sequences that run, from when each enters until it leaves.
-
-    Attributes:
-        most: that have run together.
-    """
-
-    def __init__(self) -> None:
-        self._entered: dict[Hashable, tuple[float, float]] = {}  # when each did, and the area then
-        self._at = time.perf_counter()
-        self._area = self._busy = 0.0  # sequences times seconds, and seconds with any
-        self.most = 0
-
-    def enter(self, key: Hashable) -> None:
-        """Count a sequence from now on."""
-        self._entered[key] = self._advance()
-        self.most = max(self.most, len(self._entered))
-
-    def leave(self, key: Hashable) -> float:
-        """Count a sequence no longer; return how many ran in the mean of its time, itself included."""
-        running = len(self._entered)
-        (now, area), (began, before) = self._advance(), self._entered.pop(key)
-        return (area - before) / (now - began) if now > began else float(running)
-
-    @property
-    def mean(self) -> float:
-        """Return how many have run in the mean so far, while any did."""
-        self._advance()
-        return self._area / self._busy if self._busy > 0 else float(self.most)
-
-    def _advance(self) -> tuple[float, float]:
-        now = time.perf_counter()
-        self._area += len(self._entered) * (now - self._at)
-        self._busy += bool(self._entered) * (now - self._at)
-        self._at = now
-        return now, self._area
-
-
 @dataclass(frozen=True, slots=True)
 class BatchPrompt:
     """A prompt, what renders its generation, and what is called with its text or with the error that has ended it.
@@ -75,14 +37,13 @@ class BatchGenerator:
     """Generates for up to `parallel` prompts at a time. `ended` is called with the meter of each that has ended.
 
     Attributes:
-        concurrency: how many run together.
+        most: sequences that have run together.
     """
 
     def __init__(self, run: Run, parallel: int, ended: Callable[[Meter], None]) -> None:
         self._run, self._parallel, self._ended = run, parallel, ended
         self._running: dict[Hashable, tuple[BatchPrompt, Generation]] = {}
-        self.concurrency = Concurrency()
-        self._count = self._new_tokens = 0
+        self._count = self._new_tokens = self.most = 0
         self._started = time.perf_counter()
 
     def run(self, prompts: Iterator[BatchPrompt | None]) -> None:
@@ -104,13 +65,13 @@ class BatchGenerator:
         """Return in one line how many sequences there were, and the tokens a second of all together."""
         seconds = time.perf_counter() - self._started
         written = f"{self._new_tokens:,} written in {duration(seconds)} ({rate(self._new_tokens / seconds)})"
-        return f"{counted(self._count, 'sequence')}, up to {self.concurrency.most} together: {written}"
+        return f"{counted(self._count, 'sequence')}, up to {self.most} together: {written}"
 
     def _begin(self, prompt: BatchPrompt) -> BatchRequest:
         generation = self._run.begin(prompt.prompt, prompt.renderer, prompt.label, prompt.opened)
         request = generation.batch_request(self._count)
-        self.concurrency.enter(self._count)
         self._running[self._count] = prompt, generation  # last: Ctrl-C ends those that it has
+        self.most = max(self.most, len(self._running))
         self._count += 1
         return request
 
@@ -125,20 +86,21 @@ class BatchGenerator:
         if generation.has_ended:
             prompt.done(self._run.finish(generation, self._end(key)))
 
-    def _end(self, key: Hashable) -> float:
-        """Forget a sequence; return how many ran together with it, in the mean."""
+    def _end(self, key: Hashable) -> int:
+        """Forget a sequence; return how many ran at its end, itself included."""
+        running = len(self._running)
         meter = self._running.pop(key)[1].meter
         self._new_tokens += meter.new_tokens
         self._ended(meter)
-        return self.concurrency.leave(key)
+        return running
 
     def _interrupt(self) -> None:
         """Render what there is of the running sequences: of the first one always, of others if it has any tokens."""
-        for number, (key, (prompt, generation)) in enumerate(self._running.items()):
+        for number, (prompt, generation) in enumerate(self._running.values()):
             if number and not generation.meter.new_tokens:
                 continue
             generation.flush()
-            summary = self._run.summary(generation, self.concurrency.leave(key))
+            summary = self._run.summary(generation, len(self._running))
             if number:
                 prompt.renderer.finish(summary)
             else:

@@ -33,6 +33,7 @@ from ..options.checks import check_layers, check_tiers, expert_flags, free_on_di
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan_text import PlanReport, suggestions_text
 from ..output.terminal import Terminal
+from .finished_runs import corrected
 from .measured_rates import load_measured, load_or_measure
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def plan_inputs(
             dtype = engine.dtype if engine.dtype != "auto" else hardware.dtype
             message = f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}"
             raise SettingsError(message, f"leave {option} out")
-    packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
+    packs = in_bf16 and shape.full_attention.head_dim % PACKED_DIMS == 0
     if KV_FORMATS[kv] is PACKED_KV and is_one_memory(hardware.device, placement):
         kv = BF16
     if placement.offload == PLANES:
@@ -111,7 +112,8 @@ def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Termin
     if model.device.type == "cuda" and (count := ranks_to_start(settings)):
         inputs = replace(inputs, hardware=replace(inputs.hardware, gpus=count))
     was_applied = profile.host != settings.profile.host  # the host is always measured
-    return PlanReport(*plan_with_suggestions(inputs), measured if was_applied else None)
+    plan, changes = plan_with_suggestions(inputs)
+    return PlanReport(corrected(plan), changes, measured if was_applied else None)
 
 
 def packed_by_plan(opened: OpenedRequest, tokens: int, terminal: Terminal) -> OpenedRequest:

@@ -1,13 +1,13 @@
 """Plans by names of profiles and models, with neither the GPU nor the weights: also which model has room for a text."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from offload.architecture.dims import Dimensions
-from offload.architecture.known_models import KNOWN, compatible, known_name, sibling_of
+from offload.architecture.known_models import KNOWN, compatible, is_current, known_name, sibling_of, weight_bytes
 from offload.architecture.yarn import layers_with_windows
 from offload.errors import ModelNotFound, PromptError, SettingsError, TriforceError
 from offload.hardware import profiles
@@ -19,25 +19,37 @@ from offload.loading.hub.download import (
     describe_source,
     dimensions,
     draft_dimensions,
+    is_here,
     stored_bits,
 )
 from offload.loading.hub.registry import HUB_MODELS, draft_error
+from offload.planning.inputs import PlanInputs
 from offload.planning.plan import Plan, make_plan
 from offload.settings.config import DEFAULT_MODEL
 from offload.settings.kv_formats import BF16, KV_FORMATS, PLAIN_KV
 from offload.system.machine import free_host_memory, usable_cores
-from offload.units import counted
+from offload.units import GIB, counted
 
 from ..options.checks import free_on_disk
+from ..options.request import Request
 from ..options.settings import NO_PROFILE, Settings, resolve_with
 from ..output.plan_text import PlanComparison, PlanReport
 from ..output.terminal import Terminal
+from .finished_runs import corrected
 from .measured_rates import load_measured
 from .plan import plan_inputs, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
+CHARACTERS_A_TOKEN = 4  # of English prose, to plan for a text before a tokenizer is here
 TEXT_FILE = "book.txt"  # stands for the user's text in the command line of a plan
+_PATIENCE = 300  # seconds until the first word: a model that reads longer is no advice
+_WANTED = 600  # seconds of a prompt and its answer; of the models that take no longer, the largest is the best
+_PART, _PATIENCE_IN_PARTS = 8192, 1800  # tokens that are read together of a text in parts, and seconds of all parts
+_ASSUMED_HOST_BYTES = 24 * GIB  # that a machine has beside its GPU, where that is not known
+_QUICKER = 0.7  # of the best model's time: what another must not exceed to be shown beside it
+_CONTINUE_ONLY = {"Yi-6B-200K", "Yi-34B-200K"}  # models without a chat template
+FREE_MODELS = [name for name, model in HUB_MODELS.items() if model.is_free and name not in _CONTINUE_ONLY]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +70,14 @@ class Target:
 class PlanOptions:
     """The options that a plan follows: flags by name, and where each came from.
 
-    `context` is in tokens, None for the model's own; `extend_context` allows one beyond it.
+    `context` is in tokens, None for the model's own; `extend_context` allows one beyond it. `text` is the user's file.
     """
 
     flags: Mapping[str, Any]
     origins: Mapping[str, str]
     context: int | None
     extend_context: bool = False
+    text: str = TEXT_FILE
 
 
 def _visible_gpus() -> list[str]:
@@ -84,6 +97,18 @@ def find_target(name: str | None) -> Target:
 
 def plan_target(target: Target, options: PlanOptions, measured: Measured | None) -> PlanReport:
     """Return the plan for some hardware, with its measured rates if it is this machine's. Raises SettingsError."""
+    profile, rated, hardware = _rated(target, measured)
+    plan, suggestions = plan_with_suggestions(_inputs(profile, options, hardware))
+    source = describe_source(plan.inputs.model)
+    arguments = [*(["--extend-context"] if options.extend_context else []), "-f", options.text]
+    sibling = None if plan.inputs.draft is not None else sibling_of(plan.inputs.model, plan.inputs.shape)
+    rates = measured if rated is not profile else None
+    plan = corrected(plan) if rates else plan
+    return PlanReport(plan, suggestions, rates, profile, source, arguments, sibling=sibling)
+
+
+def _rated(target: Target, measured: Measured | None) -> tuple[Profile, Profile, Hardware]:
+    """Return the profile of some hardware, the same with measured rates, and the hardware. Raises SettingsError."""
     profile = target.profile or profile_of_found(target.found, measured)
     if profile is None:
         raise profiles.undescribed(target.found)
@@ -91,12 +116,7 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
     hardware = hardware_of(rated, target.found)
     if profile.name not in profiles.available():  # --gpu takes the file's path, or "auto" without a profile
         hardware = replace(hardware, name=target.name)
-    plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
-    source = describe_source(plan.inputs.model)
-    arguments = [*(["--extend-context"] if options.extend_context else []), "-f", TEXT_FILE]
-    sibling = None if plan.inputs.draft is not None else sibling_of(plan.inputs.model, plan.inputs.shape)
-    rates = measured if rated is not profile else None
-    return PlanReport(plan, suggestions, rates, profile, source, arguments, sibling=sibling)
+    return profile, rated, hardware
 
 
 def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Measured | None) -> PlanComparison:
@@ -112,7 +132,8 @@ def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Meas
         hardware = hardware_of(rated, found)
         if (needs_bf16 and hardware.dtype != "bf16") or (needs_cpu and not hardware.shared):
             continue
-        plans.append(_plan(rated, options, hardware, True))
+        flags = {"model": DEFAULT_GPU_MODEL} | dict(options.flags)
+        plans.append(plan_with_suggestions(_inputs(rated, replace(options, flags=flags), hardware)))
         names += [rated.name] if rated is not sheet else []
     return PlanComparison(plans, measured if names else None, names)
 
@@ -125,20 +146,24 @@ def hardware_of(profile: Profile, found: Sequence[str]) -> Hardware:
     return describe(profile, free_host_memory(), usable_cores()) if is_here else describe(profile)
 
 
-def _plan(profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
+def _inputs(profile: Profile, options: PlanOptions, hardware: Hardware) -> PlanInputs:
+    """Return the inputs of a plan for the model of the options, else the default one. Raises PromptError."""
     settings = resolve_with(options.flags, options.origins, profile)
-    model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
+    model = settings.values.get("model", DEFAULT_GPU_MODEL if profile.device == "cuda" else DEFAULT_MODEL)
     shape = dimensions(model)
     tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
     if tokens > shape.context:
         _check_extension(model, shape, tokens, options.extend_context)
+    return _inputs_of(model, shape, tokens, settings, hardware)
+
+
+def _inputs_of(model: str, shape: Any, tokens: int, settings: Settings, hardware: Hardware) -> PlanInputs:
     settings = replace(settings, engine=replace(settings.engine, model=model))
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     if settings.placement.disk is not None:
         hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
     draft, stored = _draft_shape(settings, model, shape), stored_bits(model) if in_bf16 else None
-    return plan_with_suggestions(plan_inputs(settings, shape, tokens, hardware, draft, stored))
+    return plan_inputs(settings, shape, tokens, hardware, draft, stored)
 
 
 def _check_extension(model: str, shape: Any, tokens: int, may_extend: bool) -> None:
@@ -171,11 +196,6 @@ def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensio
     return shape
 
 
-_PATIENCE = 300  # seconds until the first word: a model that reads longer is no advice
-_CONTINUE_ONLY = {"Yi-6B-200K", "Yi-34B-200K"}  # models without a chat template
-_HINDRANCES = "gated", "pickled"  # in the notes of models that a plan does not choose by itself
-
-
 @dataclass(frozen=True, slots=True)
 class LongModel:
     """A model with room for a text on this machine, and the predicted seconds until its first token."""
@@ -186,25 +206,57 @@ class LongModel:
 
 
 def known_model(tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
-    """Return the largest well-known model that reads `tokens` soon on this machine, and that --model fetches as it is.
+    """Return the best well-known model that reads `tokens` soon on this machine, and that --model fetches as it is.
 
     None if none has such a context, fits the memory and is quick, or if no profile describes this machine.
     """
-    found = []
-    for name, model in HUB_MODELS.items():
-        if name in _CONTINUE_ONLY or any(word in model.note for word in _HINDRANCES) or model.is_for_plans:
-            continue
+    plans = _fitting(tokens, lambda name: corrected(make_plan(_inputs_here(name, tokens, settings, terminal))))
+    quick = [plan for plan in plans if plan.ttft.seconds <= _PATIENCE]
+    if not quick:
+        return None
+    best = max(quick, key=_rank)
+    return LongModel(best.inputs.model, best.ttft.seconds, weight_bytes(best.inputs.model))
+
+
+def recommended(target: Target, options: PlanOptions, measured: Measured | None) -> list[Plan]:
+    """Return plans of free well-known models for some hardware: the best model, and up to two that are quicker.
+
+    Where none reads the context soon, their plans are for a part of it. Empty where that takes too long, too.
+    """
+    profile, _, hardware = _rated(target, measured)
+    wanted = LONGEST_DEFAULT if options.context is None else options.context
+    for tokens, most_s in ((wanted, _WANTED), (_PART, _PATIENCE_IN_PARTS * _PART / wanted)):
+
+        def plan_of(name: str, tokens: int = tokens) -> Plan:
+            flags = dict(options.flags) | {"model": name}
+            return make_plan(_inputs(profile, replace(options, flags=flags, context=tokens), hardware))
+
+        quick = [plan for plan in _fitting(tokens, plan_of) if plan.answer_s <= most_s]
+        quick.sort(key=_rank, reverse=True)
+        if quick:
+            return [quick[0], *(plan for plan in quick[1:] if plan.answer_s < _QUICKER * quick[0].answer_s)][:3]
+    return []
+
+
+def _rank(plan: Plan) -> tuple[bool, int]:
+    """Return what makes a model better, of those that are quick: a current series, then its size."""
+    return is_current(plan.inputs.model), plan.inputs.shape.parameters
+
+
+def _fitting(tokens: int, plan_of: Callable[[str], Plan]) -> Iterator[Plan]:
+    """Yield the plans of free well-known models with room for a sequence of `tokens`."""
+    for name in FREE_MODELS:
         try:
-            plan = None if KNOWN[name].context < tokens else _plan_here(name, tokens, settings, terminal)
-        except TriforceError:  # a model that is not supported, or a GPU that no profile describes
+            plan = plan_of(name) if KNOWN[name].context >= tokens else None
+        except TriforceError:  # such as a GPU that no profile describes
             continue
-        if plan is not None and plan.fits and plan.ttft.seconds <= _PATIENCE:
-            found.append(LongModel(name, plan.ttft.seconds, 2 * plan.inputs.shape.parameters))  # in 16 bits
-    return max(found, key=lambda model: model.download_bytes, default=None)
+        is_known = plan is not None and (plan.host.limit is not None or plan.host.total <= _ASSUMED_HOST_BYTES)
+        if plan is not None and is_known and plan.fits:
+            yield plan
 
 
-def _plan_here(name: str, tokens: int, settings: Settings, terminal: Terminal) -> Plan:
-    """Return the plan of a model on this machine. Raises TriforceError."""
+def _inputs_here(name: str, tokens: int, settings: Settings, terminal: Terminal) -> PlanInputs:
+    """Return the inputs of a plan of a model on this machine. Raises TriforceError."""
     found, measured = _visible_gpus(), load_measured(terminal)
     profile = profiles.load("cpu") if settings.engine.device == "cpu" else settings.profile
     if profile.name == NO_PROFILE:
@@ -213,5 +265,17 @@ def _plan_here(name: str, tokens: int, settings: Settings, terminal: Terminal) -
             raise profiles.undescribed(found)
         profile = described
     hardware = hardware_of(applied(profile, measured, found), found)
-    named = replace(settings, engine=replace(settings.engine, model=name))
-    return make_plan(plan_inputs(named, dimensions(name), tokens, hardware, stored=stored_bits(name)))
+    return _inputs_of(name, dimensions(name), tokens, settings, hardware)
+
+
+def plan_unfetched(request: Request, characters: int, terminal: Terminal) -> PlanReport | None:
+    """Return the plan of a well-known model that is not on this machine, for a text of so many characters; else None.
+
+    Raises TriforceError.
+    """
+    settings, model = request.settings, request.settings.engine.model
+    if known_name(model) is None or is_here(model):
+        return None
+    tokens = characters // CHARACTERS_A_TOKEN + settings.generation.max_new_tokens
+    inputs = _inputs_here(model, tokens, settings, terminal)
+    return PlanReport(*plan_with_suggestions(inputs), source=describe_source(model), arguments=request.words)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
 from offload.settings.method_sizes import forgets
 from offload.system.machine import default_home
+from offload.system.platform import others_can_write
 
 from ..options.settings import Settings
 
@@ -56,9 +55,6 @@ def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None) -
 
 def _warn_of_strangers(path: Path) -> None:
     """Warn of a folder in which other users can put blocks, which would be believed. Raises OSError."""
-    if os.name != "posix":
-        return
-    state = path.stat()
-    if state.st_mode & stat.S_IWOTH or (os.geteuid() and state.st_uid not in (0, os.geteuid())):
+    if others_can_write(path):
         text = f"other users can write to {path}, and so change answers; hint: chmod 700 on a folder of your own"
         warnings.warn(text, Degraded, stacklevel=2)

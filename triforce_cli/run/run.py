@@ -15,8 +15,8 @@ from ..options.request import OutputOptions
 from ..output.plan_text import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.renderers import Renderer
-from ..output.statistics import quantized_warning
 from ..output.terminal import Terminal
+from .finished_runs import record
 from .generation import Generation
 from .opened_request import OpenedRequest, Prompt
 from .parallel import check_parallel
@@ -51,7 +51,6 @@ class Run:
         self._longest, self._terminal, self._output, self._display = longest, terminal, output, display
         self.is_offloaded = self._tiers is not None
         self._load_s = 0.0
-        self._agreement: float | None = None
         self._is_prepared = False
 
     def parallel(self, wanted: int | str, sequences: int | None = None) -> int:
@@ -67,7 +66,7 @@ class Run:
         report = plan_run(self._opened.model, request.settings, self._longest, self._terminal)
         self._display.close()  # the plan is the output
         report = replace(report, arguments=request.words)
-        return print_plan(report, request.command, self._terminal, self._output.json)
+        return print_plan(report, request.command, self._terminal, self._output.json, self._output.verbose)
 
     def load(self) -> None:
         """Load the model for sequences of the longest one's length. Raises TriforceError."""
@@ -88,22 +87,17 @@ class Run:
         `label` names the part of a document, where this is one. On Ctrl-C, partial statistics are rendered and
         KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
         """
-        self.prepare(prompt, renderer)
+        self.prepare(renderer)
         generation = self.begin(prompt, renderer, label)
         self.finish_writing(generation)
         return generation.meter
 
-    def prepare(self, prompt: Prompt, renderer: Renderer) -> None:
+    def prepare(self, renderer: Renderer) -> None:
         """Warn of lossy modes, with the first prompt."""
         if self._is_prepared:
             return
         self._is_prepared = True  # even after an error, which is that of the first prompt alone
-        settings = self._opened.settings
-        if (level := settings.engine.quantize) is not None:
-            renderer.loading(f"comparing {level} with the original weights")
-            self._agreement = self._opened.model.agreement(self.engine.model, prompt.ids)
-            renderer.warn(quantized_warning(level, self._agreement))
-        for warning in approximation_warnings(settings):
+        for warning in approximation_warnings(self._opened.settings):
             renderer.warn(warning)
 
     def begin(
@@ -146,25 +140,27 @@ class Run:
         finally:
             self.finish(generation)
 
-    def finish(self, generation: Generation, batch_size: float = 1.0) -> str:
+    def finish(self, generation: Generation, batch_size: int = 1) -> str:
         """Render the end of a generation, after its verification if that was asked for; return the whole text.
 
-        `batch_size`: how many sequences ran together in the mean. Raises TriforceError as `generate`.
+        `batch_size`: how many sequences ran at its end. Raises TriforceError as `generate`.
         """
         assert generation.has_ended, "a generation ends with Finished"
         summary = self.summary(generation, batch_size)
+        if not self.is_offloaded:
+            record(summary)
         if self._opened.request.verify:
             self._verify(generation, summary)
         else:
             generation.renderer.finish(summary)
         return generation.meter.text
 
-    def summary(self, generation: Generation, batch_size: float = 1.0) -> Summary:
+    def summary(self, generation: Generation, batch_size: int = 1) -> Summary:
         """Return the summary of a generation, interrupted if it has not ended."""
         fields = generation.summary_fields()
         if self.prompt_cache is not None and batch_size == 1:
             fields["saved_tokens"] = self.prompt_cache.saved
-        fields |= {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
+        fields |= {"load_s": self._load_s, "batch_size": batch_size}
         return generation.meter.summary(generation.meter.finish_reason or "interrupted", **fields)
 
     def _verify(self, generation: Generation, summary: Summary) -> None:

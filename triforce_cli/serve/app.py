@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -105,19 +106,18 @@ class _Log:
 
 
 class _Keys(AuthenticationBackend):
-    """Lets in who has a key; the user's name is the scope within which prompts share what is cached."""
+    """Lets in who has a key."""
 
     def __init__(self, options: ServeOptions) -> None:
-        self._keys, self._separates = options.keys, options.separates_keys
+        self._keys = options.keys
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser]:
         if not self._keys or conn.url.path in _OPEN:
             return AuthCredentials(), SimpleUser("")
         kind, _, given = conn.headers.get("authorization", "").partition(" ")
-        name = self._keys.scope(given.strip()) if kind.lower() == "bearer" else None
-        if name is None:
+        if kind.lower() != "bearer" or not self._keys.have(given.strip()):
             raise AuthenticationError("no API key that is known")
-        return AuthCredentials(), SimpleUser(name if self._separates else "")
+        return AuthCredentials(), SimpleUser("")
 
 
 def _refused(conn: HTTPConnection, error: Exception) -> Response:
@@ -136,20 +136,16 @@ async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # for nobody: the client has gone
 
 
+@dataclass(frozen=True, slots=True)
 class Endpoints:
     """What the routes do."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        engine: EngineThread,
-        metrics: ServerMetrics,
-        options: ServeOptions,
-        report: Callable[[Exception], None],
-    ) -> None:
-        self._model, self._engine, self._metrics, self._options, self._report = model, engine, metrics, options, report
-        facts = {"object": "model", "created": int(time.time()), "owned_by": "triforce"}
-        self._description = {"id": model.name} | facts | {"max_model_len": model.context}
+    _model: ServedModel
+    _engine: EngineThread
+    _metrics: ServerMetrics
+    _options: ServeOptions
+    _report: Callable[[Exception], None]
+    _created: int = field(default_factory=lambda: int(time.time()))
 
     def routes(self) -> list[Route]:
         both = [  # some clients leave /v1 out of the address
@@ -172,11 +168,15 @@ class Endpoints:
         raise ApiError(404, f"{request.method} {path} is not there; {_ELSEWHERE[path]}", "not_found")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._description]})
+        return JSONResponse({"object": "list", "data": [self._description()]})
 
     async def _described(self, request: Request) -> Response:
         self._check_model(request.path_params["name"])
-        return JSONResponse(self._description)
+        return JSONResponse(self._description())
+
+    def _description(self) -> dict[str, Any]:
+        facts = {"object": "model", "created": self._created, "owned_by": "triforce"}
+        return {"id": self._model.name, **facts, "max_model_len": self._model.context}
 
     async def _health(self, request: Request) -> Response:
         """Say whether the engine runs."""
@@ -209,7 +209,7 @@ class Endpoints:
         wanted = await run_in_threadpool(parse_request, data, is_chat, self._options.ignore_unknown)
         self._check_model(wanted.model)
         self._engine.check(wanted.sequences)
-        settings = await run_in_threadpool(self._model.sequences, wanted, request.user.display_name)
+        settings = await run_in_threadpool(self._model.sequences, wanted)
         answer = Answer(self._model, settings, wanted.choices)
         self._engine.submit(answer.sequences)
         request.state.answer = answer

@@ -14,7 +14,7 @@ from offload.errors import SettingsError
 from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.settings.config import check_part
 from offload.settings.constraint import JSON_SCHEMA, Constraint
-from offload.short_repr import short_repr
+from offload.short_repr import short_json
 
 from ..input.json_fields import FLAG, INTEGER, NUMBER, OBJECT, TEXT, FieldType, has_type, parse_object
 from .errors import ApiError
@@ -110,7 +110,8 @@ def parse_request(data: bytes, is_chat: bool, ignore_unknown: bool = False) -> A
     count = choices * len(content.get("prompts", "1"))
     if not 1 <= count <= MOST_SEQUENCES:
         raise ApiError(400, f"{count} sequences are asked for: 1 to {MOST_SEQUENCES} are possible", param="n")
-    _check_keys(streaming, {"include_usage", "include_obfuscation", "continuous_usage_stats"}, "stream_options")
+    for unknown in streaming.keys() - {"include_usage", "include_obfuscation", "continuous_usage_stats"}:
+        raise ApiError(400, f"unknown {short_json(unknown)} in stream_options", "unknown_field", "stream_options")
     return ApiRequest(
         *(_typed(values, "model", TEXT), _options(values) | _form(values), choices),
         stream=_typed(values, "stream", FLAG, False),
@@ -189,14 +190,8 @@ def _known(values: dict[str, Any], known: Set[str], ignore_unknown: bool) -> dic
         elif not ignore_unknown:
             close = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name[:64], known, 1)
             meant = f"did you mean {close[0]}?" if close else "triforce serve --ignore-unknown passes over it"
-            raise ApiError(400, f"unknown field {short_repr(name)}; {meant}", "unknown_field", name[:64])
+            raise ApiError(400, f"unknown field {short_json(name)}; {meant}", "unknown_field", name[:64])
     return {name: value for name, value in values.items() if name in known}
-
-
-def _check_keys(given: Mapping[str, Any], known: Set[str], where: str) -> None:
-    unknown = next((name for name in given if name not in known), None)
-    if unknown is not None:
-        raise ApiError(400, f"unknown {short_repr(unknown)} in {where}", "unknown_field", where)
 
 
 def _typed(values: Mapping[str, Any], name: str, wanted: FieldType, usual: Any = None) -> Any:
@@ -204,14 +199,14 @@ def _typed(values: Mapping[str, Any], name: str, wanted: FieldType, usual: Any =
     if value is None:
         return usual
     if not has_type(value, wanted):
-        raise ApiError(400, f"{name} is {short_repr(value)}; give {wanted[1]}", param=name)
+        raise ApiError(400, f"{name} is {short_json(value)}; give {wanted[1]}", param=name)
     return value
 
 
 def _count(values: Mapping[str, Any], name: str) -> int | None:
     count, most = _typed(values, name, INTEGER), _MOST_LOGPROBS[name]
     if count is not None and not 0 <= count <= most:
-        raise ApiError(400, f"{name} is {short_repr(count)}; 0 to {most} are possible", param=name)
+        raise ApiError(400, f"{name} is {short_json(count)}; 0 to {most} are possible", param=name)
     return count
 
 
@@ -247,7 +242,7 @@ def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "json_object":
         return {"constraint": Constraint(JSON_SCHEMA, '{"type": "object"}')}
     if kind != "json_schema":
-        message = f"{_FORM} {short_repr(kind)} is not supported: text, json_object and json_schema are"
+        message = f"{_FORM} {short_json(kind)} is not supported: text, json_object and json_schema are"
         raise ApiError(400, message, "unsupported_field", _FORM)
     schema = _typed(form, "json_schema", OBJECT, {}).get("schema")
     if not isinstance(schema, dict):

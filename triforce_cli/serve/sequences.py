@@ -38,7 +38,6 @@ class SequenceSettings:
     sampling: Sampling
     config: GenerationConfig
     speculation: Speculation
-    scope: str = ""
     is_chat: bool = False
     logprobs: int | None = None
     calls: ToolFormat | None = None
@@ -56,7 +55,7 @@ class ServedModel:
         self.context, self._opened = context, opened
         self.tokenizer = opened.model.checkpoint.load_tokenizer()
 
-    def sequences(self, wanted: ApiRequest, scope: str) -> list[SequenceSettings]:
+    def sequences(self, wanted: ApiRequest) -> list[SequenceSettings]:
         """Return the sequences of a request, prompt by prompt, each as often as there are choices. Raises ApiError.
 
         Choice i of a request with a seed has the seed plus i, so the first is that of the command line. Blocks: a long
@@ -76,7 +75,7 @@ class ServedModel:
             for choice in range(wanted.choices):
                 seed = ((settings.generation.seed or 0) + choice) % 2**63
                 config = replace(settings.generation, seed=seed, max_new_tokens=new)
-                more = settings.speculation, scope, wanted.messages is not None, wanted.logprobs, form
+                more = settings.speculation, wanted.messages is not None, wanted.logprobs, form
                 sequences.append(SequenceSettings(ids, opened.sampling, config, *more))
         return sequences
 
@@ -162,7 +161,6 @@ class ServedSequence:
         return BatchRequest(
             *(self, wanted.ids, wanted.sampling, wanted.config, wanted.speculation, self._text),
             is_cancelled=lambda: self.is_cancelled,
-            scope=wanted.scope,
             logprobs=wanted.logprobs,
         )
 

@@ -17,7 +17,6 @@ HOST, PORT = "127.0.0.1", 8000
 QUEUE = 64  # sequences that may wait
 BODY = 1 << 25  # bytes of a request: several times the text of a million tokens
 DRAIN = 30  # seconds that running requests have after SIGTERM
-CACHE_SCOPES = ("shared", "key")
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client")  # of the extra `serve`
 
 
@@ -30,11 +29,10 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def scope(self, given: str) -> str | None:
-        """Return a name for the key that was given, which does not reveal it; None if it is not one of the keys."""
+    def have(self, given: str) -> bool:
+        """Return whether a key is one of them, in a time that does not depend on where it differs."""
         digest = _digest(given)
-        are_equal = [hmac.compare_digest(digest, known) for known in self._digests]
-        return hashlib.sha256(digest).hexdigest() if any(are_equal) else None
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all are compared
 
 
 def _digest(key: str) -> bytes:
@@ -72,7 +70,6 @@ class ServeOptions:
         host, port: the address; port 0 is any free one.
         keys: the API keys; with none, everybody who reaches the address may use it.
         origins: origins of web pages that may use it, beside its own page.
-        separates_keys: whether prompts of different keys share nothing that is cached.
         parallel: sequences that run together, a number or "auto".
         queue: sequences that may wait beside those.
         context: tokens of the longest prompt and answer; None for the model's, 128K at most.
@@ -85,7 +82,6 @@ class ServeOptions:
     port: int
     keys: ApiKeys
     origins: tuple[str, ...]
-    separates_keys: bool
     parallel: int | str
     queue: int
     context: int | None
@@ -98,8 +94,6 @@ class ServeOptions:
         if not self.is_local and not self.keys:
             message = f"--host {self.host} is reachable from other machines, and there is no API key"
             raise SettingsError(message, hint)
-        if self.separates_keys and not self.keys:
-            raise SettingsError("--cache-scope key separates by API key, and there is none", hint)
         if not self.body:
             raise SettingsError("--max-body is 0", "give a size, such as 100MiB, or leave it out")
         if "*" in self.origins and not self.keys:

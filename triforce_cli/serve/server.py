@@ -30,7 +30,6 @@ from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
 
 MOST_CONTEXT = 128 * 1024  # tokens that are planned for unless more are asked for
-HEAD_BYTES = 1 << 14  # of a request's headers
 _OTHERS = 64  # connections beside those of sequences: the page, /health, and whoever is about to ask
 _GRACE = 2  # seconds that answers have to be sent after --drain
 _LABEL = "triforce serve"  # of prompts in the prompt cache: what clients send is not shown in lists
@@ -52,8 +51,6 @@ def run_server(
         if run.prompt_cache is not None:
             run.prompt_cache.label = _LABEL
         display.close()
-        if level := opened.settings.engine.quantize:
-            terminal.warn(f"--quantize {level} changes the model: answers are those of rounded weights")
         for warning in approximation_warnings(opened.settings):
             terminal.warn(warning)
         metrics, report, model = ServerMetrics(), partial(_report, terminal), ServedModel(opened, context)
@@ -126,7 +123,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """`announce` is called when the server listens; `drain` is the seconds that requests have after a signal."""
         self._engine, self._drain, self._announce = engine, drain, announce
-        limits = {"limit_concurrency": sequences + _OTHERS, "h11_max_incomplete_event_size": HEAD_BYTES}
+        limits = {"limit_concurrency": sequences + _OTHERS}
         quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
         plain = {"lifespan": "off", "ws": "none", "http": "h11", "proxy_headers": False}
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=drain + _GRACE, **limits, **quiet, **plain))

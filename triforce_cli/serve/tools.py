@@ -11,7 +11,7 @@ from typing import Any
 from offload.constraints.grammar import closed_schema
 from offload.loading.tokenizers.tool_calls import CallReader, Tool, ToolFormat, calls_grammar
 from offload.settings.constraint import GRAMMAR, Constraint
-from offload.short_repr import short_repr
+from offload.short_repr import short_json
 
 from .errors import ApiError
 
@@ -43,7 +43,7 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
     given, choice = values.get("tools") or [], values.get("tool_choice", "auto")
     named = _name_of(choice)
     if named is None and choice not in _CHOICES:
-        message = f"tool_choice is {short_repr(choice)}; give {', '.join(_CHOICES)} or a function"
+        message = f"tool_choice is {short_json(choice)}; give {', '.join(_CHOICES)} or a function"
         raise ApiError(400, message, param="tool_choice")
     if not isinstance(given, list) or len(given) > MOST_TOOLS:
         raise ApiError(400, f"tools is no list of up to {MOST_TOOLS} tools", param="tools")
@@ -51,7 +51,7 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
     called = [tool for tool in tools if named in (None, tool.name)]
     if not called and (named is not None or choice == "required"):
         message = "tool_choice asks for a call, and there are no tools"
-        message = f"tool_choice names {short_repr(named)}, which is none of the tools" if tools else message
+        message = f"tool_choice names {short_json(named)}, which is none of the tools" if tools else message
         raise ApiError(400, message, param="tool_choice")
     several = values.get("parallel_tool_calls", True)
     if not isinstance(several, bool):

@@ -140,7 +140,7 @@ class AnswersTogether:
         batch = BatchGenerator(run, parallel, self._display.end)
         first = self._next()
         if first is not None:
-            run.prepare(first.prompt, self._renderer)
+            run.prepare(self._renderer)
         try:
             batch.run(chain([first], (self._next() for _ in count())))  # the batch ends, not its source
         except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """The families of models that run, close relatives in one file. docs/architecture.md says how to add one."""
 
-from .cohere import COHERE, COHERE2
+from .cohere import COHERE, COHERE2, STARCODER2
 from .deepseek import DEEPSEEK_V3, GLM4_MOE_LITE
 from .family import Family, GGUFNames
 from .gemma import GEMMA2, GEMMA3
@@ -8,13 +8,11 @@ from .gemma4 import GEMMA4
 from .glm4 import GLM4, GLM4_MOE
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE, GRANITE_MOE
-from .llama import ERNIE4_5, LLAMA, SEED_OSS, SMOLLM3
+from .llama import ERNIE4_5, LLAMA, PHI3, SEED_OSS, SMOLLM3
 from .mistral import MINISTRAL, MINISTRAL3, MISTRAL, MIXTRAL
 from .olmo2 import EXAONE4, OLMO2, OLMO3, OLMOE
-from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN3_MOE
 from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
-from .starcoder2 import STARCODER2
 
 _DENSE = (
     LLAMA,

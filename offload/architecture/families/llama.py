@@ -1,13 +1,14 @@
 """Llama, and models published in its format, such as Yi, SmolLM2 and LWM; and near relatives.
 
-Seed-OSS has biases of q, k and v, ERNIE 4.5 rotates neighbours, and SmolLM3 has layers without RoPE.
+Seed-OSS has biases of q, k and v, ERNIE 4.5 rotates neighbours, SmolLM3 has layers without RoPE, and Phi-3, Phi-3.5 and
+Phi-4 have fused tensors; Phi-4-mini has RoPE on a part of each head.
 """
 
 from dataclasses import replace
 
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec
-from .family import Family, GGUFNames, Values, layer_specs
+from .family import FUSED_MLP, FUSED_QKV, Family, GGUFNames, Values, layer_specs
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -53,4 +54,15 @@ SMOLLM3 = Family(
     {"tie_word_embeddings": True, "eos_token_id": 128001, "rope_theta": 2000000.0},
     has_optional_window=True,
     gguf=GGUFNames("smollm3", permutes=True),
+)
+PHI3 = Family(
+    "phi3",
+    lambda values: [LayerSpec()],
+    {"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 32000}
+    | {"partial_rotary_factor": 1.0},
+    rope_types={"su": "longrope", "yarn": "longrope"},
+    only_rope=("default", "longrope"),  # as in transformers
+    has_partial_rope=True,
+    fused=FUSED_QKV | FUSED_MLP,
+    gguf=GGUFNames("phi3", {"sliding_window": "attention.sliding_window"}),
 )

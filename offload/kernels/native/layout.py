@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...system.huge_pages import new_memory
+from ...system.platform import new_memory
 from .structs import BLOCK
 
 _SMALL = 2**16  # bytes: caches hold such a weight, or it is read in no time
@@ -41,7 +41,7 @@ def panel_memory(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     Weights that are smaller than a few huge pages share a mapping, which is freed with the last of them.
     """
     count = math.prod(size)
-    if count * dtype.itemsize < _SMALL or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if count * dtype.itemsize < _SMALL:
         return torch.empty(size, dtype=dtype)
     memory, offset = _shared.place(count * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_text
+from ...system.platform import release_pages
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _ALIGNMENT = 32  # bytes, of tensors, where the file names none
@@ -201,9 +201,7 @@ class _Part:
         return TensorInfo(size, number, kind, np.frombuffer(self._map, np.uint8, count, at).reshape(stored))
 
     def close(self) -> None:
-        if hasattr(mmap, "MADV_DONTNEED"):  # what is read again comes from the file
-            with suppress(OSError):  # of locked memory
-                self._map.madvise(mmap.MADV_DONTNEED)
+        release_pages(self._map)
 
 
 def _rare_type(name: str, number: int) -> tuple[str, int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..tokenizers.tokenizer import Tokenizer
 
+_COMPARED = 1024  # rows at once
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
@@ -114,6 +115,8 @@ class FolderCheckpoint(Checkpoint):
         rename, reads = (text_name, is_text) if is_wrapper(config) else (str, decoder_test(config))
         self._open(path, rename, reads, layout_of(config))
         self.quantization = quantization_text(config) if self._layout else ""
+        if self.shape.tied_embeddings:
+            self.shape = replace(self.shape, tied_embeddings=self._shares_head())
 
     def _open(
         self, path: Path, rename: Callable[[str], str], reads: Callable[[str], bool], layout: Layout | None = None
@@ -121,6 +124,19 @@ class FolderCheckpoint(Checkpoint):
         """Take a folder's files: `rename` returns the decoder's name of a tensor, `reads` whether that one is read."""
         self.path, self._rename, self._reads, self._layout = path, rename, reads, layout
         self._files = {name: WeightFile(path / name) for name in weight_files(path)}
+
+    def _shares_head(self) -> bool:
+        """Return whether the embedding is the output head: unless the files have both, and they differ."""
+        embedding, head = (self._stored.get(name) for name in ("model.embed_tokens.weight", "lm_head.weight"))
+        if embedding is None or head is None:
+            return True
+        if (embedding.size, embedding.dtype) != (head.size, head.dtype):
+            return False
+        import torch
+
+        with self.opened():
+            parts = [(slice(start, start + _COMPARED),) for start in range(0, head.size[0], _COMPARED)]
+            return all(torch.equal(head.read(part), embedding.read(part)) for part in parts)
 
     def files(self) -> list[Path]:
         return [self.path / name for name in self._files]

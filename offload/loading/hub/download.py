@@ -1,6 +1,5 @@
 """Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -71,24 +70,12 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     return _download(source.target, _PICKLED_FILES)
 
 
-def cached_models() -> list[str]:
-    """Return the hub ids of chat models that are in the hub's cache with all their files, in alphabetical order."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    folders = sorted(Path(HF_HUB_CACHE).glob("models--*--*"))
-    names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
-    return [name for name in names if is_hub_id(name) and has_chat_template(_cached_snapshot(name))]
-
-
-def has_chat_template(path: Path | None) -> bool:
-    """Return whether a model's folder has a chat template: without one it only continues texts."""
-    if path is None:
-        return False
-    try:
-        configured = json.loads((path / "tokenizer_config.json").read_text("utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError):
-        configured = None
-    return bool(configured) or (path / "chat_template.jinja").is_file()
+def is_here(name: str) -> bool:
+    """Return whether a model's files are on this machine; the embedded one counts as such. Raises ModelNotFound."""
+    source = resolve(name)
+    if source.kind == "gguf":
+        return cached_gguf(source.target, source.file) is not None
+    return source.kind != "hub" or _cached_snapshot(source.target) is not None
 
 
 def dimensions(name: str) -> PlanShape | ModelShape:

@@ -171,7 +171,7 @@ class Runner(Generic[Cache]):
         Keys and values that a pass reads over a link, it reads once for all its rows. All ranks return the same.
         """
         weights, shape = self.model.read_cost, self.model.shape
-        kv = ATTENTION_COST * shape.growing.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached
+        kv = ATTENTION_COST * shape.full_attention.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached
         share = (weights + kv) / (weights + self.cache.store.read_cost * kv)
         (agreed,) = self.model.group.agree([share])
         return ROW_COST * agreed

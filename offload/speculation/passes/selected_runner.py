@@ -17,7 +17,7 @@ class SelectedRunner(Runner[SelectedCache]):
         super().__init__(target_runner.model, cache)
         self._target_runner = target_runner
         shape, itemsize = self.model.shape, self.model.dtype.itemsize
-        costs = self.model.read_cost, ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
+        costs = self.model.read_cost, ATTENTION_COST * shape.full_attention.kv_bytes(1, itemsize)
         # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
         self._weights, self._kv_of_token = self.model.group.agree(costs)
 

@@ -8,19 +8,31 @@ import sys
 import pytest
 from gguf import GGMLQuantizationType
 
+from offload.loading.hub.registry import HUB_MODELS
+from offload.units import GIB
 from tests.support.command import assert_error, environment
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
+from triforce_cli.run import profile_plans
 
 BF16 = ("--dtype", "bfloat16")
 
 
-def test_profile_lists_and_shows(triforce):
-    result = triforce("profile", "--model", "smollm2-135m")
-    assert result.returncode == 0
-    for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"):
-        assert name in result.stdout
-    assert "\n* cpu " in result.stdout and "\n* chosen for this machine\n\n" in result.stdout
+def test_profile_shows_a_plan_in_some_lines_or_whole(triforce):
+    short = triforce("profile", "--gpu", "4090", "--model", "Llama-3.1-8B").stdout.splitlines()
+    assert [line.split()[0] for line in short if line] == [
+        "fits:",
+        "model",
+        "from",
+        "reads",
+        "writes",
+        "placement",
+        "triforce",
+    ]
+    assert "meta-llama/Llama-3.1-8B-Instruct: Llama 3.1 Community License; gated" in short[2]
+    assert not {"staging", "mean", "host"} & set(" ".join(short[1:5]).split())
+    whole = triforce("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "-v").stdout.splitlines()
+    assert whole[0] == short[0] and whole[-1] == short[-1] and any(line.startswith("staging ") for line in whole)
     shown = json.loads(triforce("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--json").stdout)
     assert shown["profile"]["name"] == "rtx-4090"
     assert shown["profile"]["gpu"]["memory_gib"] == 24
@@ -30,7 +42,7 @@ def test_profile_lists_and_shows(triforce):
 
 def test_profile_plans_a_model_without_its_weights(triforce):
     """The printed command gives the same plan: `profile` with its flags prints the same."""
-    args = ("profile", "--gpu", "2x4090", "--model", "Llama-2-13B-128K", "--context", "127K", "--memory", "22GiB")
+    args = ("profile", "--gpu", "2x4090", "--model", "Llama-2-13B-128K", "--context", "127K", "--memory", "22GiB", "-v")
     result = triforce(*args)
     assert (result.returncode, result.stderr) == (0, "")
     for word in ("memory on each GPU", "host memory", "KV cache", "prefill", "plain", "bound by", "130,048 tokens"):
@@ -38,7 +50,7 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command[:2] == ["triforce", "generate"]
     assert command[2:4] == ["-f", "book.txt"]
-    again = triforce("profile", *command[4:], "--context", "127K").stdout
+    again = triforce("profile", *command[4:], "--context", "127K", "-v").stdout
     assert again.splitlines()[:9] == result.stdout.splitlines()[:9]
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
 
@@ -51,7 +63,7 @@ def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
     assert plain["resident_layers"] < found["resident_layers"] == found["layers"]
     assert plain["resident_tokens"] < plain["context"] < found["resident_tokens"]
     assert found["plain"]["tbt"]["seconds"] < plain["plain"]["tbt"]["seconds"] / 4
-    text = triforce(*args, "--quantize", "q4").stdout
+    text = triforce(*args, "--quantize", "q4", "-v").stdout
     assert "weights    rounded to q4 (--quantize): 5 bits each, 8.5 in embedding and output head\n" in text
     assert "--quantize q4" in text.splitlines()[-1]
     assert "rounded" not in triforce(*args).stdout
@@ -61,13 +73,13 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     """The printed command gives the same plan."""
     base = ("profile", "--gpu", "4090", "--model", "gpt-oss-120b", "--context", "2K", *BF16)
     args = (*base, "--host-memory", "64GiB")
-    result = triforce(*args)
+    result = triforce(*args, "-v")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    those"))
     assert "of 36 layers in host memory" in fact
     command = shlex.split(lines[-1])
-    again = triforce("profile", *command[4:], *base[5:])
+    again = triforce("profile", *command[4:], *base[5:], "-v")
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
@@ -88,7 +100,7 @@ def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
     args = ("profile", "--gpu", "4090", "--model", path)
     bits = json.loads(triforce(*args, *BF16, "--json").stdout)["plan"]["weight_bits"]
     assert bits == {"layers": 4.5, "outer": 4.5, "experts": None}
-    assert "weights    quantised: 4.5 bits each" in triforce(*args, *BF16).stdout
+    assert "weights    quantised: 4.5 bits each" in triforce(*args, *BF16, "-v").stdout
     assert json.loads(triforce(*args, "--dtype", "float32", "--json").stdout)["plan"]["weight_bits"]["layers"] == 32
 
 
@@ -98,7 +110,10 @@ def test_quantised_keys_and_values_are_planned_where_they_run(triforce):
     exact = json.loads(triforce(*asked[:-1], "bf16", "--gpu", "cpu", "--json").stdout)["plan"]
     kept, whole = (each["memory"]["device"]["parts"]["KV cache"] for each in (plan, exact))
     assert 0.5 < kept / whole < 0.6 and (plan["kv"], exact["kv"]) == ("q8", "bf16")
-    assert "KV cache   q8 (--kv): 8.75 bits each, which changes the answer" in triforce(*asked, "--gpu", "cpu").stdout
+    assert (
+        "KV cache   q8 (--kv): 8.75 bits each, which changes the answer"
+        in triforce(*asked, "--gpu", "cpu", "-v").stdout
+    )
     on_gpu = json.loads(triforce(*asked, "--gpu", "4090", "--json").stdout)["plan"]
     assert 0.5 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.7 and on_gpu["offload"] == "none"
     offloaded = json.loads(
@@ -125,12 +140,6 @@ def test_profile_compares_all_profiles(triforce):
     assert {plan["hardware"]["name"] for plan in plans} >= {"a100", "cpu"}
 
 
-def test_profile_says_where_a_known_model_comes_from(triforce):
-    result = triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "8K")
-    assert "weights    meta-llama/Llama-3.1-8B-Instruct: Llama 3.1 Community License; gated" in result.stdout
-    assert "weights" not in triforce("profile", "--gpu", "a100", "--model", "smollm2-135m").stdout.split("memory")[0]
-
-
 def test_a_context_beyond_the_models_own(triforce):
     args = ("profile", "--gpu", "a100", "--model", "Qwen3-8B", "--context", "128K")
     assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "triforce summarize")
@@ -138,12 +147,28 @@ def test_a_context_beyond_the_models_own(triforce):
     assert " --extend-context -f book.txt" in line
 
 
-def test_the_default_model_is_what_help_says(triforce):
-    text = " ".join(triforce("profile", "--help").stdout.replace("│", " ").split())
-    assert "smollm2-135m on a CPU, Llama-3.1-8B on a GPU" in text
-    no_model = {"TRIFORCE_MODEL": ""}
-    assert "model      Llama-3.1-8B, " in triforce("profile", "--gpu", "a100", env=no_model).stdout
-    assert "model      smollm2-135m, " in triforce("profile", "--gpu", "cpu", env=no_model).stdout
+def test_without_a_model_the_best_free_one_is_planned(triforce_here, tmp_path, monkeypatch):
+    """For a text's length; where all are slow, a part of it is planned, with the command that reads it in parts."""
+    monkeypatch.setenv("TRIFORCE_MODEL", "")
+    book = tmp_path / "my book.txt"
+    book.write_text("The cat sat on the mat. " * 20_000)
+    code, out, err = triforce_here("profile", "--gpu", "4090", book)
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and lines[0].split() == ["to", "fetch", "size", "first", "word", "tokens/s"]
+    best = lines[1].split()[0]
+    assert HUB_MODELS[best].is_free and f"model      {best}, " in out and "120,512 tokens" in out
+    assert shlex.split(lines[-1])[:4] == ["triforce", "generate", "-f", str(book)]
+    monkeypatch.setattr(profile_plans, "free_host_memory", lambda: 8 * GIB)
+    code, out, err = triforce_here("profile", "--gpu", "cpu")
+    assert code == 0 and "131,072 tokens take long" in err and out.splitlines()[-1].startswith("triforce summarize ")
+    assert json.loads(triforce_here("profile", "--gpu", "a100", "--json").stdout)["plan"]["context"] == 131072
+
+
+def test_a_dry_run_plans_a_known_model_that_is_not_here(triforce_here, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
+    code, out, err = triforce_here("generate", "hi", "-m", "Qwen3-0.6B", "--dry-run")
+    assert (code, err) == (0, "") and "\nmodel      Qwen3-0.6B, " in out
+    assert out.splitlines()[-1].startswith("triforce generate hi -m Qwen3-0.6B --gpu cpu ")
 
 
 def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
@@ -189,7 +214,7 @@ def test_profile_answers_without_torch(tiny_model_dir, tmp_path):
 
 def test_profile_names_a_draft_model_that_fits(triforce, tmp_path):
     args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--context", "32K")
-    assert "draft      Llama-3.2-1B has the vocabulary" in triforce(*args).stdout
+    assert "draft      Llama-3.2-1B has the vocabulary" in triforce(*args, "-v").stdout
     assert json.loads(triforce(*args, "--json").stdout)["plan"]["draft_model"] == "Llama-3.2-1B"
     with_one = ("--method", "triforce", "--draft", "Llama-3.2-1B")
     assert json.loads(triforce(*args, *with_one, "--json").stdout)["plan"]["draft_model"] is None

@@ -30,20 +30,13 @@ def test_a_lossy_run_says_so(triforce, mode, kv):
 
 
 @needs_kernel
-def test_rounded_weights_are_named_and_a_warning_says_how_much_the_model_changed(triforce):
-    agreements = {}
-    for level in ("q4", "q8"):
-        result = triforce(*PROMPT, *BF16, "--json", "--quantize", level)
-        last, statistics = done(result.stdout), result.stderr.splitlines()[-1]
-        assert last["quantize"] == last["settings"]["quantize"] == level and result.stderr.count("warning: ") == 1
-        assert f"--quantize {level} changes the model" in result.stderr
-        assert f"{100 * last['agreement']:.0f} % of the time" in result.stderr
-        assert f"weights rounded to {level}" in statistics
-        agreements[level] = last["agreement"]
-    assert 0 < agreements["q4"] <= agreements["q8"] <= 1
+def test_rounded_weights_are_named_and_warned_of(triforce):
+    result = triforce(*PROMPT, *BF16, "--json", "--quantize", "q4")
+    last, statistics = done(result.stdout), result.stderr.splitlines()[-1]
+    assert last["quantize"] == last["settings"]["quantize"] == "q4" and result.stderr.count("warning: ") == 1
+    assert "--quantize q4 changes the model" in result.stderr and "weights rounded to q4" in statistics
     plain = triforce(*PROMPT, *BF16, "--json")
-    assert (done(plain.stdout)["quantize"], done(plain.stdout)["agreement"]) == (None, None)
-    assert "quantize" not in plain.stderr and "rounded" not in plain.stderr
+    assert done(plain.stdout)["quantize"] is None and "quantize" not in plain.stderr and "rounded" not in plain.stderr
 
 
 @pytest.mark.long

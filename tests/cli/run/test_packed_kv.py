@@ -29,7 +29,7 @@ def test_what_a_link_or_a_disk_copies_is_packed_by_default(triforce, more):
 
 def test_a_plan_for_a_gpu_has_room_in_64_gib_and_packs_by_default(triforce):
     gpu = ("--gpu", "4090", "--model", "Llama-2-7B-128K", "--context", "122K", "--host-memory", "64GiB")
-    said = triforce(*PROFILE, *gpu, "--kv", "packed").stdout
+    said = triforce(*PROFILE, *gpu, "--kv", "packed", "-v").stdout
     assert said.startswith("fits: ") and "KV cache   packed (--kv): 12.1 bits each, without loss\n" in said
     plan = planned(triforce, *gpu)
     assert plan["kv"] == "packed" and plan["memory"]["host"]["parts"]["KV cache"] < 46 * 2**30

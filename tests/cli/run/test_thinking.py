@@ -95,4 +95,4 @@ def test_the_switch_is_passed_to_the_template(triforce, thinker, tmp_path):
     found = {each["line"]: each for each in map(json.loads, batch.stdout.splitlines())}
     assert (found[1]["prompt_tokens"], found[2]["prompt_tokens"]) == (off, on)
     assert found[3]["message"] == "think is 'hard'" and "contradict" in found[4]["message"]
-    assert_error(triforce(*ASK, "--think", "off"), 2, "no switch for thinking", "leave --think out")
+    assert_error(triforce(*ASK, "--think", "off"), 2, "no switch for thinking", "leave it out")
