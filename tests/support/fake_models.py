@@ -53,9 +53,6 @@ class _Checkpoint:
     def opened(self):
         yield self._weights
 
-    def close(self):
-        pass
-
 
 def _quantized(kind: QuantizedFormat, rows: int, inputs: int) -> QuantizedTensor:
     codes = torch.empty((rows, inputs // 32, 32), dtype=torch.int8 if kind.bits == 8 else torch.uint8)
