@@ -32,17 +32,19 @@ class Endless(io.RawIOBase):
         return len(chunk)
 
 
-def refused(path, **request) -> PromptError:
+def refused(path) -> PromptError:
     with pytest.raises(PromptError) as caught:
-        documents.read(Path(path), None, pytest.fail, **request)
+        documents.read(Path(path), None, pytest.fail)
     return caught.value
 
 
-def test_up_to_the_limit_and_not_beyond(tmp_path):
+def test_up_to_the_limit_and_not_beyond(tmp_path, monkeypatch):
     path = tmp_path / "book.txt"
     path.write_bytes(b"0123456789")
-    assert documents.read(path, None, pytest.fail, limit=10) == "0123456789"
-    error = refused(path, limit=9)
+    monkeypatch.setattr(documents, "LIMIT", 10)
+    assert documents.read(path, None, pytest.fail) == "0123456789"
+    monkeypatch.setattr(documents, "LIMIT", 9)
+    error = refused(path)
     assert error.message == f"{path} has 10 bytes, more than the 9 that are read"
     assert "head -c 9" in error.hint
     with path.open("rb") as file:
@@ -57,10 +59,11 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
     assert f"{documents.LIMIT:,}" in refused(path).message
 
 
-def test_an_endless_pipe_is_read_up_to_the_limit():
+def test_an_endless_pipe_is_read_up_to_the_limit(monkeypatch):
     endless = Endless()
+    monkeypatch.setattr(documents, "LIMIT", 1000)
     with pytest.raises(PromptError, match="standard input has more than 1,000 bytes") as caught:
-        documents.read_stdin(io.TextIOWrapper(io.BufferedReader(endless, 64)), pytest.fail, limit=1000)
+        documents.read(documents.STDIN, io.TextIOWrapper(io.BufferedReader(endless, 64)), pytest.fail)
     assert "head -c 1000" in caught.value.hint
     assert endless.given < 1100
     with pytest.raises(Unbounded):

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from mimetypes import guess_type
@@ -91,33 +92,23 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
-def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
-    """Return the text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
-    if path == STDIN:
-        _warn_of_terminal(stdin, warn)
-        return read_stdin(stdin, warn, limit)
-    try:
-        with path.open("rb", buffering=0) as file:
-            _warn_of_terminal(file, warn)  # /dev/stdin
-            data = read_bounded(file, limit)
-    except Unbounded as error:
-        raise PromptError(f"{path} {error}", error.hint) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise unreadable(path, error) from None
-    return text_of(data, str(path), path.suffix, warn)
-
-
-def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
-    """Return the text of standard input, of up to `limit` bytes. Raises PromptError."""
-    if stdin is None:
+def read(path: Path, stdin: Any, warn: Warn) -> str:
+    """Return the text of a file, or of standard input, of up to LIMIT bytes. Raises PromptError."""
+    is_stdin, name = path == STDIN, name_of(path)
+    if is_stdin and stdin is None:
         raise PromptError("standard input is closed", PROMPT_HINT)
     try:
-        data = read_bounded(getattr(stdin, "buffer", stdin), limit)
+        with nullcontext(stdin) if is_stdin else path.open("rb", buffering=0) as file:
+            if is_terminal(file):  # such as /dev/stdin
+                warn("reading from the terminal; end it with Ctrl-D")
+            data = read_bounded(getattr(file, "buffer", file), LIMIT)
     except Unbounded as error:
-        raise PromptError(f"standard input {error}", error.hint) from None
-    except (OSError, ValueError) as error:  # ValueError: closed
-        raise PromptError(f"standard input cannot be read: {error}", PROMPT_HINT) from None
-    return text_of(data, "standard input", "", warn)
+        raise PromptError(f"{name} {error}", error.hint) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a closed stream
+        if is_stdin:
+            raise PromptError(f"standard input cannot be read: {error}", PROMPT_HINT) from None
+        raise unreadable(path, error) from None
+    return text_of(data, name, "" if is_stdin else path.suffix, warn)
 
 
 def is_terminal(stdin: Any) -> bool:
@@ -125,11 +116,6 @@ def is_terminal(stdin: Any) -> bool:
         return bool(stdin.isatty())
     except (AttributeError, ValueError):
         return False
-
-
-def _warn_of_terminal(stream: Any, warn: Warn) -> None:
-    if is_terminal(stream):
-        warn("reading from the terminal; end it with Ctrl-D")
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
@@ -175,10 +161,7 @@ class PromptText:
 
     @property
     def text(self) -> str:
-        return self.around(self.document)
-
-    def around(self, document: str) -> str:
-        return join_texts([document, self.question]) if self.question else document
+        return join_texts([self.document, self.question]) if self.question else self.document
 
 
 def read_prompt(argument: str | None, files: Sequence[Path | str], stdin: Any, warn: Warn) -> PromptText:

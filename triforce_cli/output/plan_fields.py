@@ -31,15 +31,13 @@ def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
     return repeated(command, words, *options)
 
 
-def repeated(
-    command: str, words: Sequence[str], *options: tuple[str, ...], without: Sequence[tuple[str, ...]] = ()
-) -> str:
+def repeated(command: str, words: Sequence[str], *options: tuple[str, ...]) -> str:
     """Return the line of `triforce <command>` with the words that were typed, and with `options` added or replaced.
 
-    An option is its name and its value, or the name alone. Those in `without` are left out.
+    An option is its name and its value, or the name alone.
     """
     end = words.index("--") if "--" in words else len(words)
-    lengths = {option[0]: len(option) for option in (*options, *without) if option[0] != "--set"}
+    lengths = {option[0]: len(option) for option in options if option[0] != "--set"}
     assigned = {option[1].partition("=")[0] for option in options if option[0] == "--set"}
     kept: list[str] = []
     at = 0

@@ -260,7 +260,7 @@ def _known(size: int | None) -> str:
 
 
 def _predictions(plan: Plan) -> Iterator[tuple[str, str]]:
-    where, chosen, experts = plan.placed, plan.chosen, plan.inputs.shape.experts
+    where, chosen = plan.placed, plan.chosen
     order = ", layer by layer" if where.by_layers else ""
     yield "prefill", f"{duration(plan.ttft.seconds)} to the first token{order}; bound by {plan.ttft.bound}"
     yield "plain", _speed(plan.plain)
@@ -270,8 +270,6 @@ def _predictions(plan: Plan) -> Iterator[tuple[str, str]]:
         cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
         yield "", f"{drafted} drafted, {chosen.tokens_per_verification:.1f} tokens a verification expected{cache}"
     yield "placement", _placement(plan)
-    if experts is not None and where.away_layers:
-        yield "experts", f"those of {where.away_layers} of {experts.layers} layers in host memory"
 
 
 def _speed(decoding: Decoding, more: str = "") -> str:
@@ -280,7 +278,7 @@ def _speed(decoding: Decoding, more: str = "") -> str:
 
 
 def _placement(plan: Plan) -> str:
-    """Return where keys, values and weights are."""
+    """Return where keys, values, weights and experts are."""
     where, layers, shape = plan.placed, plan.inputs.shape.layers, plan.inputs.shape
     of = f"of {where.resident_layers} of {shape.kv_layers} layers"
     if plan.offload == "none":
@@ -290,4 +288,8 @@ def _placement(plan: Plan) -> str:
     else:
         text = f"{plan.offload}: KV {of} resident"
         text += f", the host attends to {100 * plan.host_share:.0f} % of the rest" if plan.offload == "hybrid" else ""
-    return text + (f"; weights of {where.weight_layers} of {layers} layers" if where.weight_layers < layers else "")
+    if where.weight_layers < layers:
+        text += f"; weights of {where.weight_layers} of {layers} layers"
+    if shape.experts is not None and where.away_layers:
+        text += f"; experts of {where.away_layers} of {shape.experts.layers} layers in host memory"
+    return text

@@ -76,8 +76,7 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     result = triforce(*args, "-v")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    (fact,) = (line for line in lines if line.startswith("experts    those"))
-    assert "of 36 layers in host memory" in fact
+    assert "of 36 layers in host memory" in result.stdout
     command = shlex.split(lines[-1])
     again = triforce("profile", *command[4:], *base[5:], "-v")
     assert again.stdout == result.stdout

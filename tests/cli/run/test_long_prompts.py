@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from offload.architecture.known_models import KNOWN
+from offload.architecture.known_models import KNOWN, is_current
 from offload.loading.tokenizers.tokenizer_files import load_tokenizer
 from tests.support.command import refused
 from triforce_cli.input.excerpts import GAP, PARTS, truncate
@@ -90,15 +90,19 @@ def test_a_chosen_model_is_never_given_less(triforce_here, tiny_model_dir, book)
 def test_advice_names_models_that_read_soon_and_their_download(monkeypatch):
     sizes = {}
 
-    def planned(name, *_):
-        shape = KNOWN[name]
-        seconds, sizes[name] = shape.parameters / 1e7, shape.parameters  # 100 s for 1B
-        return SimpleNamespace(fits=True, ttft=SimpleNamespace(seconds=seconds), inputs=SimpleNamespace(shape=shape))
+    def planned(inputs):
+        shape = inputs.shape
+        seconds, sizes[inputs.model] = shape.parameters / 1e7, shape.parameters  # 100 s for 1B
+        host = SimpleNamespace(limit=1, total=0)
+        return SimpleNamespace(fits=True, ttft=SimpleNamespace(seconds=seconds), inputs=inputs, host=host)
 
-    monkeypatch.setattr(profile_plans, "_plan_here", planned)
+    monkeypatch.setattr(profile_plans, "_inputs_here", lambda name, *_: SimpleNamespace(model=name, shape=KNOWN[name]))
+    monkeypatch.setattr(profile_plans, "make_plan", planned)
+    monkeypatch.setattr(profile_plans, "corrected", lambda plan: plan)
     found = profile_plans.known_model(100_000, None, None)
-    assert KNOWN[found.name].context >= 100_000
-    assert found.download_bytes == 2 * sizes[found.name] == 2 * max(size for size in sizes.values() if size <= 3e9)
+    assert KNOWN[found.name].context >= 100_000 and is_current(found.name)
+    assert found.download_bytes == pytest.approx(2 * sizes[found.name], rel=0.01)
+    assert sizes[found.name] == max(size for name, size in sizes.items() if size <= 3e9 and is_current(name))
 
 
 @pytest.mark.parametrize("dropped", PARTS)
