@@ -5,7 +5,6 @@ Tests hold it against what a run allocates.
 
 from dataclasses import dataclass
 
-from ..architecture.dims import Dimensions
 from ..architecture.head_shape import HeadDimensions, drafter_bits
 from ..architecture.kv_formats import BLOCK, bf16_layer_bytes, format_bytes, quantized_layer_bytes
 from ..architecture.pages import (
@@ -35,7 +34,6 @@ from ..settings.method_sizes import (
     KEPT_QUERIES,
     PADDING,
     SPARE_ROWS,
-    TAIL,
     draft_capacity,
     draft_chunk,
     drafter_kind,
@@ -49,6 +47,7 @@ from ..settings.method_sizes import (
 )
 from ..settings.methods import LOOKUP
 from ..units import GIB, counted, size_text
+from .activations import accumulator_bytes, activation_bytes, expert_row_bytes, rope_bytes
 from .inputs import PlanInputs
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
@@ -144,7 +143,7 @@ class MemoryPlan:
             "KV cache": inputs.sequences * self._host_pages(offloaded - on_disk, inputs.has_planes),
             "mean keys": 0,
             "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
-            "activations": self._rows * _expert_row_bytes(self._share, 4) if away else 0,
+            "activations": self._rows * expert_row_bytes(self._share, 4) if away else 0,
         }
         if (
             has_middle(inputs.speculation, inputs.tokens)
@@ -294,7 +293,7 @@ class MemoryPlan:
         )
         if inputs.is_quantized and not self._on_cpu:  # some outputs of the largest linear, in bf16
             size += min(DEQUANTIZED_BYTES, 2 * 2 * max(share.mlp_widths) * share.hidden)
-        return size + (inputs.sequences - 1) * _rope_bytes(share, inputs.tokens, inputs.itemsize)
+        return size + (inputs.sequences - 1) * rope_bytes(share, inputs.tokens, inputs.itemsize)
 
     def _prefill(self, offloaded: int, kv: str) -> int:
         """Return the bytes of the buffers that exist while a prompt is read."""
@@ -302,7 +301,7 @@ class MemoryPlan:
         if format is PACKED_KV and not self._on_cpu:  # one layer's, unpacked for a chunk of a prompt
             return shape.layer_kv_bytes(inputs.tokens, size)
         if format is not PLAIN_KV and not self._on_cpu:
-            return _accumulator_bytes(shape, self._rows)
+            return accumulator_bytes(shape, self._rows)
         hidden = inputs.tokens * shape.hidden * size if self._by_layers else 0  # of all tokens between two layers
         if not offloaded or format.lossy:  # of lossy ones, pages that a pass writes to are among the staging buffers
             return hidden
@@ -341,51 +340,6 @@ def chunk_of(inputs: PlanInputs, offloaded: int, kv: str, in_blocks: bool = True
     page = LARGEST_PAGE if settings.chunk > LEAST_PAGE else LEAST_PAGE  # a page has one of the two sizes
     grain = max(grain, KV_FORMATS[kv].grain)
     return selected_chunk(settings, grain, page if offloaded else 0, inputs.tokens)
-
-
-def activation_bytes(
-    shape: Dimensions, tokens: int, chunk: int, itemsize: int, copies: bool = True, prefill: int = 0, decode: int = 0
-) -> int:
-    """Return the bytes of activations for chunks of a sequence of `tokens`, at the worst moment.
-
-    `copies` says whether weights and activations are copied to fp32, as on CPUs without bf16 arithmetic. `prefill` and
-    `decode` are bytes of buffers that exist only while a prompt is read, and only afterwards.
-    """
-    rows, wide = min(chunk, tokens), max(itemsize, 4 * copies)
-    rope = _rope_bytes(shape, tokens, itemsize)
-    # The peak is in the MLP: gate, up, their product and the residual; norms are computed in fp32.
-    width = max(shape.mlp_widths)
-    row = (3 * width + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * wide
-    if shape.linear:  # q, k, v and gates as they come and convolved, those of a key head for each of its value heads
-        row += 4 * (3 * shape.linear.width + 6 * shape.linear.values)
-    if shape.experts:
-        row += _expert_row_bytes(shape, wide)
-    if copies:
-        # Beside a widest weight and what is sampled from, the logits of the longest recorded pass, which stay.
-        widest = 2 * width * shape.hidden * 4 + (4 + KEPT_QUERIES) * 4 * shape.vocab
-        return rope + widest + max(rows * 2 * row + prefill, decode)
-    logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
-    return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
-
-
-def _expert_row_bytes(shape: Dimensions, itemsize: int) -> int:
-    """Return the bytes of a token's activations in its experts: inputs, gate, up, their product, outputs in fp32."""
-    assert shape.experts is not None, "only layers with experts have such rows"
-    row = (shape.hidden + 3 * shape.experts.width) * itemsize + shape.hidden * 4
-    return shape.experts.per_token * row + 2 * shape.hidden * 4
-
-
-def _rope_bytes(shape: Dimensions, tokens: int, itemsize: int) -> int:
-    """Return the bytes of the RoPE tables of a sequence."""
-    return 2 * tokens * shape.head_dim * itemsize
-
-
-def _accumulator_bytes(shape: Dimensions, rows: int) -> int:
-    """Return the device bytes of attention's states over quantised keys and values, for a pass of `rows`.
-
-    Each row has two; of 64 rows or less, as many as keys are split into at most, and one. See GroupAccumulator.
-    """
-    return max(2 * rows, 65 * 64) * shape.heads * (2 + shape.head_dim) * 4
 
 
 def check_fit(need: Tier, tokens: int, free: int, may_pack: bool = False) -> None:

@@ -11,7 +11,8 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
 from offload.parallel import ALONE, Alone
 from offload.planning import roofline
-from offload.planning.memory import activation_bytes, mean_key_bytes, prefill_bytes
+from offload.planning.activations import activation_bytes
+from offload.planning.memory import mean_key_bytes, prefill_bytes
 from offload.settings.kv_formats import BF16
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
