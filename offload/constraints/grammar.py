@@ -23,7 +23,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _LEAST = -(2**63 - 1024)  # the least bound of integers that llguidance takes: one below is that of 64 bits
-_UNIQUE = "uniqueItems"  # is not enforced: pydantic writes it for sets, which a list with equal items becomes too
+_UNENFORCED = {"uniqueItems", "propertyNames"}  # where llguidance cannot; pydantic writes them for sets and dicts
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]").search  # in a pattern, such as that of pydantic's Decimal
 _REFERENCES = re.compile(r'"\$ref"\s*:\s*"([^"]*)"').findall
 _MOST_REFERENCES = 1000  # to different definitions: through a chain of 2000, llguidance ends the process
@@ -62,7 +62,7 @@ def _try(make: Any, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, str]:
         matcher = LLMatcher(tokenizer, make(), log_level=0)
     except (ValueError, RecursionError) as error:  # of JSON or text that Rust cannot read
         return None, "a text is not UTF-8" if isinstance(error, UnicodeError) else str(error)
-    unknown = sorted(_not_enforced(matcher) - {_UNIQUE})
+    unknown = sorted(_not_enforced(matcher) - _UNENFORCED)
     return matcher, matcher.get_error() or (f"{', '.join(unknown)} cannot be enforced" if unknown else "")
 
 
@@ -86,8 +86,8 @@ def _checked(matcher: LLMatcher | None, what: str, reason: str) -> LLMatcher:
         raise SettingsError(f"{what}: {' '.join(lines[:1] + more)}", _SYNTAX)
     if not any(matcher.deep_copy().compute_bitmask()):
         raise SettingsError(f"{what}: it allows no answer that ends", "give one that a finite text matches")
-    if _UNIQUE in _not_enforced(matcher):
-        warnings.warn(f"{what}: {_UNIQUE} is not enforced", Degraded, stacklevel=2)
+    for word in sorted(_not_enforced(matcher) & _UNENFORCED):
+        warnings.warn(f"{what}: {word} is not enforced", Degraded, stacklevel=2)
     return matcher
 
 
@@ -103,41 +103,46 @@ def closed_schema(schema: Mapping[str, Any]) -> Any:
 
     Answers are valid in any case. Where schemas are merged (allOf), this could leave nothing, and no object is closed.
     """
-    return _enforceable(schema, '"allOf"' not in json.dumps(schema))
+    return _enforceable(schema, '"allOf"' not in json.dumps(schema), schema)
 
 
-def _enforceable(schema: Any, closes: bool) -> Any:
-    """Return a part of a schema in words that llguidance knows."""
+def _enforceable(schema: Any, closes: bool, root: Mapping[str, Any]) -> Any:
+    """Return a part of a schema, the `root`, in words that llguidance knows."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    found = {name: value for name, value in schema.items() if value is not None or name in ("const", "default")}
     for name, value in schema.items():
         if name in _MAPS and isinstance(value, dict):
-            found[name] = {key: _enforceable(each, closes) for key, each in value.items()}
+            found[name] = {key: _enforceable(each, closes, root) for key, each in value.items()}
         elif name in _LISTS and isinstance(value, list):
-            found[name] = [_enforceable(each, closes) for each in value]
-        elif name in _ONE:
-            found[name] = _enforceable(value, closes)
+            found[name] = [_enforceable(each, closes, root) for each in value]
+        elif name in _ONE and value is not None:
+            found[name] = _enforceable(value, closes, root)
         elif name in ("minimum", "exclusiveMinimum") and isinstance(value, int) and value is not True:
             found[name] = max(value, _LEAST)
-    if not found.get(_UNIQUE, True):
-        del found[_UNIQUE]
+    if not found.get("uniqueItems", True):
+        del found["uniqueItems"]
     if re.fullmatch("uuid[1-8]", str(found.get("format"))):
         found["format"] = "uuid"
     if isinstance(pattern := found.get("pattern"), str) and _LOOKS_AROUND(pattern):
         del found["pattern"]
-    _name_properties(found)
+    _name_properties(found, root)
     is_open = "properties" not in found or any(name in found for name in _OPEN)
+    is_open = is_open or not set(found.get("required", ())) <= set(found["properties"])
     return found | {"additionalProperties": False} if closes and not is_open else found
 
 
-def _name_properties(schema: dict[str, Any]) -> None:
+def _name_properties(schema: dict[str, Any], root: Mapping[str, Any]) -> None:
     """Write the names of properties (`propertyNames`), as of pydantic's dict with an enum as key, as patterns."""
     names, value = schema.get("propertyNames"), schema.get("additionalProperties", True)
+    if isinstance(names, dict) and isinstance(reference := names.get("$ref"), str):
+        names = root.get("$defs", root.get("definitions", {})).get(reference.rpartition("/")[2])
     if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
         return
     choices = [names["const"]] if "const" in names else names.get("enum")
     pattern = names.get("pattern") if choices is None else f"^({'|'.join(re.escape(str(each)) for each in choices)})$"
+    if pattern is None and not {"minLength", "maxLength"}.isdisjoint(names):
+        pattern = f"^(.|\\n){{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
     if pattern is not None or names.keys() <= {"type", "title", "description"}:
         del schema["propertyNames"]
     if pattern is not None:

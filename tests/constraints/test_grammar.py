@@ -36,6 +36,9 @@ UNSUPPORTED = ("not", "if", "contains", "dependentRequired", "unevaluatedPropert
         ("json-schema", json.dumps(PERSON), ['{"name": "x"}', '{"name": "x", "age": 3}'], ['{"age": 3}', '{"name":1}']),
         ("json-schema", json.dumps(PERSON), [], ['{"name": "x", "other": 1}', '{"name":"x"}']),  # closed, one spelling
         ("json-schema", json.dumps(PERSON | {"additionalProperties": True}), ['{"name": "x", "o": 1}'], []),
+        ("json-schema", json.dumps(PERSON | {"required": ["other"]}), ['{"other": 1}'], ['{"name": "x"}']),
+        ("json-schema", json.dumps(PERSON | {"required": None, "additionalProperties": None}), ["{}"], ['{"o": 1}']),
+        ("json-schema", '{"const": null}', ["null"], ["1"]),
         ("json-schema", "true", ["1", "null"], ["x"]),
         *(
             ("json-schema", json.dumps({"items": {"type": "string"} | each}), ['["a"]'], ["[1]"])
@@ -49,6 +52,13 @@ UNSUPPORTED = ("not", "if", "contains", "dependentRequired", "unevaluatedPropert
             ['{"b.": 1}', "{}"],
             ['{"c": 1}'],
         ),
+        (
+            "json-schema",
+            json.dumps({"$defs": {"E": {"enum": [1, 2]}}} | BY_NAME | {"propertyNames": {"$ref": "#/$defs/E"}}),
+            ['{"1": 1}'],
+            ['{"3": 1}'],
+        ),
+        ("json-schema", json.dumps(BY_NAME | {"propertyNames": {"minLength": 2}}), ['{"ab": 1}'], ['{"b": 1}']),
         ("json-schema", json.dumps(BY_NAME | {"propertyNames": {"pattern": "^a"}}), ['{"ab": 1}'], ['{"b": 1}']),
         ("json-schema", json.dumps(BY_NAME | {"propertyNames": {"type": "string"}}), ['{"b": 1}'], ['{"b": "c"}']),
         ("json-schema", json.dumps(LINKED), ['{"next": {"next": {}}}'], ['{"next": 1}', '{"next": {"a": 1}}']),
@@ -59,10 +69,16 @@ def test_texts_of_the_language_and_others(kind, text, good, bad):
     assert not any(accepts(byte_matcher(kind, text), each.encode()) for each in bad)
 
 
-def test_what_is_not_enforced_is_said():
-    with pytest.warns(Degraded, match="uniqueItems is not enforced"):
-        matcher = byte_matcher("json-schema", '{"type": "array", "uniqueItems": true, "items": {"type": "integer"}}')
-    assert accepts(matcher, b"[1, 1]")
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, b"[1, 1]"),
+        (BY_NAME | {"propertyNames": {"format": "date"}}, b'{"x": 1}'),
+    ],
+)
+def test_what_is_not_enforced_is_said(schema, text):
+    with pytest.warns(Degraded, match=f"({'|'.join(schema)}) is not enforced"):
+        assert accepts(byte_matcher("json-schema", json.dumps(schema)), text)
 
 
 @pytest.mark.parametrize(
