@@ -80,7 +80,10 @@ setup(
     long_description=index_page(),
     long_description_content_type="text/markdown",
     project_urls=project_urls(),
-    packages=find_packages(include=["triforce", "offload", "offload.*", "triforce_cli", "triforce_cli.*"]),
+    packages=[
+        *find_packages(include=["triforce", "offload", "offload.*", "triforce_cli", "triforce_cli.*"]),
+        "offload.profiles",  # data, see pyproject.toml
+    ],
     ext_modules=[KERNEL],
     cmdclass={"build_ext": BuildKernel},
     # The libraries know nothing of Python's ABI: one wheel for every version of it from requires-python on.

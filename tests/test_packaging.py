@@ -83,8 +83,8 @@ def test_the_wheel_holds_the_packages_and_their_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     code = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == code
-    tables = {"offload/architecture/known_models.tsv", "offload/hardware/gpus.tsv"}
-    assert {name for name in names if name.endswith(".tsv")} == tables
+    shipped = {f"offload/profiles/{path.name}" for path in (ROOT / "profiles").glob("*.yaml")}
+    assert shipped and {name for name in names if name.endswith(".yaml")} == shipped
     templates = {f"triforce_cli/templates/{name}.txt" for name in ("document", "notes", "part")}
     assert {name for name in names if name.endswith(".txt") and "/templates/" in name} == templates
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "triforce_cli/serve/page").iterdir()}

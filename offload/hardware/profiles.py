@@ -1,7 +1,7 @@
 """Hardware profiles: the data-sheet rates of a GPU set-up, and option defaults for it.
 
-Those of single GPUs are the rows of gpus.tsv; users describe others in YAML files. An error in a file is reported with
-the file, the key and the closest valid one. Imports no torch.
+Those that come with the program are the YAML files of profiles/, named as their GPUs; users write others. An error in a
+file is reported with the file, the key and the closest valid one. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from .schema import EXAMPLE, Gpu, Host, Link, Profile, build
 __all__ = ["AUTO", "Gpu", "Host", "Link", "Profile", "available", "load", "matching", "same_gpu", "undescribed"]
 
 AUTO = "auto"  # the profile for the hardware found
-_CPU = {"name": "cpu", "description": "No GPU; weights and KV cache in host memory", "device": "cpu"}
-_PAIRED = ("rtx-3090", "rtx-4090")  # cards of which two are planned together, over PCIe, where two are found
-_LINK_GB_S = {"3": 12.5, "4": 25, "5": 50}  # of 16 lanes by PCIe generation, from pinned memory
+_OTHER_MODELS = {  # the driver's names, simplified, that are no file's name, simplified; a test compares them
+    "4060ti": "rtx-4060-ti-16gb",
+    "5060ti": "rtx-5060-ti-16gb",
+    "a100sxm480gb": "a100",
+    "h10080gbhbm3": "h100",
+    "teslat4": "t4",
+}
 _MOST_SUGGESTED = 3
 _MOST_EXTENDED = 8  # files that extend each other
 _UNSUPPORTED = re.compile(r"apple|mac|\bm[1-5]\b|amd|radeon|\brx\b|\bmi ?\d|intel|\barc\b", re.IGNORECASE)
@@ -34,35 +38,14 @@ _UNSUPPORTED = re.compile(r"apple|mac|\bm[1-5]\b|amd|radeon|\brx\b|\bmi ?\d|inte
 @cache
 def available() -> tuple[str, ...]:
     """Return the names of the profiles that come with the program."""
-    return tuple(sorted(["cpu", *_rows(), *(f"2x-{name}" for name in _PAIRED)]))
+    return tuple(sorted(file.stem for file in _folder().glob("*.yaml")))
 
 
 @cache
-def _rows() -> dict[str, list[str]]:
-    """Return the fields of the rows of gpus.tsv by their names."""
-    lines = Path(__file__).with_name("gpus.tsv").read_text("utf-8").splitlines()
-    rows = (line.split("\t") for line in lines if not line.startswith("#"))
-    return {name: fields for name, *fields in rows}
-
-
-def _values(name: str) -> dict[str, Any]:
-    """Return the values of a profile that comes with the program, as a file would have them."""
-    if name == "cpu":
-        return dict(_CPU)
-    count, single = (2, name.removeprefix("2x-")) if name.startswith("2x-") else (1, name)
-    model, memory, bandwidth, tflops, slot, chunk, *fp16 = _rows()[single]
-    generation, lanes = slot.split("x")
-    link = f"PCIe {generation}.0 x{lanes}"
-    gpu = {"model": model, "memory_gib": int(memory), "bandwidth_gb_s": int(bandwidth), "bf16_tflops": float(tflops)}
-    return {
-        "name": name,
-        "description": f"{f'{count} x ' * (count > 1)}{model.removeprefix('NVIDIA ')}, {memory} GiB, {link}",
-        "device": "cuda",
-        "gpus": count,
-        "gpu": gpu,
-        "link": {"kind": link, "bandwidth_gb_s": _LINK_GB_S[generation] * int(lanes) / 16},
-        "options": {"prefill_chunk": int(chunk)} | ({"dtype": "float16"} if fp16 else {}),
-    }
+def _folder() -> Path:
+    """Return offload/profiles of an installed wheel, or profiles/ beside offload/ of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return folder if (folder := package / "profiles").is_dir() else package.parent / "profiles"
 
 
 def load(name_or_path: str | Path, gpus: Sequence[str] | None = None) -> Profile:
@@ -96,7 +79,8 @@ def matching(gpu_names: Sequence[str]) -> Profile | None:
     name = _by_model().get(models.pop())
     if models or name is None:
         return None
-    return _shipped(f"2x-{name}" if len(gpu_names) > 1 and name in _PAIRED else name)
+    pair = f"2x-{name}"
+    return _shipped(pair if len(gpu_names) > 1 and pair in available() else name)
 
 
 def same_gpu(first: str, second: str) -> bool:
@@ -112,7 +96,7 @@ def undescribed(gpus: Sequence[str]) -> SettingsError:
 
 @cache
 def _shipped(name: str) -> Profile:
-    return build(Profile, _values(name), name)
+    return build(Profile, _extended(_folder() / f"{name}.yaml", name), name)
 
 
 def _of_file(path: Path, source: str) -> Profile:
@@ -134,13 +118,11 @@ def _extended(path: Path, source: str, depth: int = 0) -> Any:
     values.setdefault("name", path.stem)  # not inherited
     if depth == _MOST_EXTENDED:
         raise SettingsError(f"{source}: the files extend each other in a cycle", "let one of them stand alone")
-    if is_path(wanted):
-        base = path.parent / os.path.expanduser(wanted)
-        return merged(_extended(base, str(base), depth + 1), values)
     try:
-        return merged(_values(_resolved(wanted)), values)
+        base = path.parent / os.path.expanduser(wanted) if is_path(wanted) else _folder() / f"{_resolved(wanted)}.yaml"
     except SettingsError as error:
         raise SettingsError(f"{source} extends {wanted}: {error.message}", error.hint) from error
+    return merged(_extended(base, str(base), depth + 1), values)
 
 
 def _resolved(text: str) -> str:
@@ -164,7 +146,8 @@ def _resolved(text: str) -> str:
 
 def _by_model() -> dict[str, str]:
     """Return the name of the profile of one GPU by its name, and by the driver's, both simplified."""
-    return {_simplified(key): name for name, row in _rows().items() for key in (name, row[0])}
+    single = [name for name in available() if name != "cpu" and not name.startswith("2x-")]
+    return {_simplified(name): name for name in single} | _OTHER_MODELS
 
 
 def _simplified(name: str) -> str:

@@ -30,6 +30,7 @@ def changed(**changes):
 
 @pytest.mark.parametrize("name", [name for name in profiles.available() if name != "cpu"])
 def test_a_shipped_profile_is_plausible_and_every_name_of_its_gpu_leads_to_it(name):
+    assert (ROOT / "profiles" / f"{name}.yaml").read_text("utf-8").startswith("# "), "no source"
     profile = profiles.load(name)
     gpu, link = profile.gpu, profile.link
     assert (profile.name, profile.device, profile.host) == (name, "cuda", profiles.Host())
