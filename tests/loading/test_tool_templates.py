@@ -68,6 +68,11 @@ def ids(text):
     return [token for part in parts for token in ([SPECIAL[part]] if part in SPECIAL else part.encode())]
 
 
+def test_a_description_that_is_absent_is_empty_where_the_template_needs_one():
+    template = ChatTemplate("{% for t in tools %}{{ t.function.name + t.function.description }}{% endfor %}", {})
+    assert template.render(ASKED, [{"type": "function", "function": {"name": "f"}}, TOOLS[0]]) == "fweatherd"
+
+
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_the_call_that_a_template_writes_is_read(name, step):
     call = written(name)

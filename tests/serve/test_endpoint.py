@@ -124,6 +124,7 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
         (b'{"prompt": "\\ud800"}', "surrogates not allowed", None),
         (b"[" * 100_00, "not valid JSON", None),
         (b'{"prompt": "a", "top_p": NaN}', "NaN", None),
+        (b'\xef\xbb\xbf{"prompt": "a", "temperature": 1e400}', "Out of range float", None),
         ({"prompt": "a", "stream_options": {"include_use": True}}, "unknown 'include_use'", "stream_options"),
         ({"messages": []}, "messages is no list", "messages"),
         ({"messages": [{"role": [], "content": "a"}]}, "messages[0]", "messages[0]"),

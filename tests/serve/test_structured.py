@@ -54,10 +54,11 @@ def test_an_answer_is_an_instance_of_its_schema_by_every_method(api):
     assert Person(**json.loads(text)) == api.parse(**wanted | {"response_format": Person}).choices[0].message.parsed
 
 
-def test_a_json_object_begins_as_one(api):
-    wanted = {"model": "tiny", "response_format": {"type": "json_object"}, **ASKED | {"max_tokens": 2}}
+@pytest.mark.parametrize(("more", "begin"), [({}, "{"), ({"schema": {"const": [1, 2]}}, "[1")])
+def test_a_json_object_begins_as_one(api, more, begin):
+    wanted = {"model": "tiny", "response_format": {"type": "json_object"} | more, **ASKED | {"max_tokens": 2}}
     choice = api.create(**wanted).choices[0]
-    assert choice.message.content.startswith("{") and choice.finish_reason == "length"
+    assert choice.message.content.startswith(begin) and choice.finish_reason == "length"
 
 
 def test_a_required_call_whole_and_streamed(api):
@@ -88,7 +89,15 @@ def test_a_call_and_its_result_are_in_the_next_prompt(api):
 
 
 @pytest.mark.parametrize("arguments", ['{"s": "<|im_end|>"}', '{"s": "cut', {"s": 1}, "", None, '"\\ud800"'])
-@pytest.mark.parametrize("function", [{}, {"parameters": None}, {"parameters": {}, "description": None}])
+@pytest.mark.parametrize(
+    "function",
+    [
+        {},
+        {"parameters": None},
+        {"parameters": {}, "description": None},
+        {"parameters": {"type": None, "properties": None, "required": None}},
+    ],
+)
 def test_a_conversation_goes_on_whatever_a_call_had(served, arguments, function):
     """Control tokens in it are text, and tools may be without parameters."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}

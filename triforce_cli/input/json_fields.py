@@ -18,8 +18,9 @@ def parse_object(data: bytes | str) -> dict[str, Any]:
     """Return the object of a text in UTF-8, whose bytes that are not UTF-8 may be surrogates. Raises ValueError."""
     try:
         text = data if isinstance(data, bytes) else data.encode()
-        values = json.loads(text.decode(), parse_constant=_refuse_constant)
-        json.dumps(values, ensure_ascii=False).encode()  # raises for half a surrogate pair, which no tokenizer encodes
+        values = json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        # Raises for half a surrogate pair, which no tokenizer encodes, and for 1e400.
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON in UTF-8: {error}") from None
     if not isinstance(values, dict):

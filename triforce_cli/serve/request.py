@@ -40,11 +40,13 @@ _ELSEWHERE = {
     **dict.fromkeys(("repeat_penalty",), "repetition_penalty"),
     **dict.fromkeys(("stop_sequences", "stop_token_ids"), "stop"),
     **dict.fromkeys(("grammar", "json_schema", "format", "guided_json", "guided_regex"), "response_format"),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "structured_outputs"), "response_format"),
     **dict.fromkeys(("num_ctx", "n_ctx"), "triforce serve --context"),
     **dict.fromkeys(("think", "thinking"), "chat_template_kwargs"),
 }
 _DRAFTS = ("lookup", "none")  # others need memory that was not planned
-_IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
+_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_retention"}
 _COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format", "logprobs"} | _SETTINGS.keys()
 _CHAT = _COMMON | {"messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs"}
 _CHAT |= {"chat_template_kwargs", "reasoning_effort"}
@@ -127,7 +129,7 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
     template.pop("enable_thinking", None)
     top, tools = _count(values, "top_logprobs"), tools_of(values)
     logprobs = (top or 0) if _typed(values, "logprobs", FLAG, False) else None
-    if top is not None and logprobs is None:
+    if top and logprobs is None:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
     for name, is_given in ((_FORM, bool(_form(values))), ("logprobs", logprobs is not None)):
         if tools is not None and is_given:
@@ -239,12 +241,11 @@ def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     kind = form.get("type")
     if kind == "text":
         return {}
-    if kind == "json_object":
-        return {"constraint": Constraint(JSON_SCHEMA, '{"type": "object"}')}
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         message = f"{_FORM} {short_json(kind)} is not supported: text, json_object and json_schema are"
         raise ApiError(400, message, "unsupported_field", _FORM)
-    schema = _typed(form, "json_schema", OBJECT, {}).get("schema")
+    schema = _typed(form, "json_schema", OBJECT, {}).get("schema") or form.get("schema")  # the latter as in llama.cpp
+    schema = {"type": "object"} if schema is None and kind == "json_object" else schema
     if not isinstance(schema, dict):
         raise ApiError(400, f"{_FORM} has no schema, which is an object in json_schema", param=_FORM)
     return {"constraint": Constraint(JSON_SCHEMA, json.dumps(schema))}

@@ -65,9 +65,9 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
 def _complete(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as templates expect it: its function has parameters, and no fields without a value."""
     function = {name: value for name, value in tool["function"].items() if value is not None}
-    parameters = function.get("parameters") or {}
-    missing = {name: value for name, value in _NOTHING.items() if name not in parameters}
-    return dict(tool) | {"function": function | {"parameters": parameters | missing}}
+    given = {name: value for name, value in (function.get("parameters") or {}).items() if value is not None}
+    missing = {name: value for name, value in _NOTHING.items() if name not in given}
+    return dict(tool) | {"function": function | {"parameters": given | missing}}
 
 
 def _name_of(value: Any) -> str | None:
@@ -82,9 +82,9 @@ def _tool(value: Any, where: str) -> Tool:
         message = f'{where} has not the type "function", and a function with a name of letters, digits, _ . and -'
         raise ApiError(400, message, param=where)
     parameters = value["function"].get("parameters") or _NOTHING  # as in OpenAI's API
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+    if not isinstance(parameters, dict) or (parameters.get("type") or "object") != "object":
         raise ApiError(400, f"the parameters of {name} are no schema of an object", param=where)
-    return Tool(name, closed_schema({"type": "object"} | parameters))
+    return Tool(name, closed_schema(parameters | {"type": "object"}))
 
 
 def message_fields(value: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -136,6 +136,9 @@ class ChatTemplate:
         try:
             return template.render(**values)
         except Exception as error:  # templates raise any type
+            described = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools or ()]
+            if described != list(tools or ()):  # some put a description together that may be absent
+                return self.render(messages, described, variables)
             has_system = any(message["role"] == SYSTEM for message in messages)
             hint = f"leave the system message out, {_PLAIN}" if has_system else _PLAIN
             raise PromptError(f"the model's chat template refuses this conversation: {error}", hint) from error
