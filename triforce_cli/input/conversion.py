@@ -5,14 +5,20 @@ import json
 import re
 import sys
 import zlib
+from contextlib import suppress
 from posixpath import dirname, join, normpath
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import unquote
 from zipfile import BadZipFile, ZipFile
 
+from offload.errors import PromptError
 from offload.system.platform import limit_address_space
 
+from .encoding import decode
+
 _PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+_PACKAGE = "application/oebps-package+xml"
 _FACTS = {"Title": "title", "Author": "creator"}  # of a book, by their tags
 _CONVERTERS = {".docx": "DocxConverter", ".html": "HtmlConverter"}
 
@@ -45,8 +51,12 @@ def _has_words(markdown: str) -> bool:
 
 
 def _markdown(kind: str, data: bytes) -> str:
+    from bs4.dammit import EncodingDetector
     from markitdown import StreamInfo, converters
 
+    if kind == ".html" and EncodingDetector.find_declared_encoding(data, is_html=True) is None:
+        with suppress(PromptError):  # bytes that are no text
+            data = decode(data, "", lambda warning: None).encode()
     text = getattr(converters, _CONVERTERS[kind])().convert(io.BytesIO(data), StreamInfo(extension=kind)).markdown
     return str(text).encode("utf-8", "replace").decode()
 
@@ -65,12 +75,16 @@ class _Archive:
 
     def __init__(self, data: bytes) -> None:
         self._zip = ZipFile(io.BytesIO(data))
-        self._names = {name.replace("\\", "/").casefold(): name for name in self._zip.namelist()}
+        self._names = {self._key(name): name for name in self._zip.namelist()}
+
+    @staticmethod
+    def _key(path: str) -> str:
+        return normalize("NFC", path.replace("\\", "/")).casefold()
 
     def find(self, reference: str, folder: str = "") -> str | None:
         """Return the name of the file that a reference in a document of `folder` leads to; None without one."""
-        for path in (unquote(reference).partition("#")[0], reference):
-            name = normpath(join(folder, path.replace("\\", "/"))).lstrip("/").casefold()
+        for path in (unquote(re.split("[#?]", reference)[0]), reference):
+            name = self._key(normpath(join(folder, path.replace("\\", "/"))).lstrip("/"))
             if name in self._names:
                 return self._names[name]
         return None
@@ -78,7 +92,7 @@ class _Archive:
     def xml(self, name: str) -> Any:
         from defusedxml.ElementTree import fromstring
 
-        return fromstring(self._zip.read(name))
+        return fromstring(self._zip.read(name).lstrip())
 
     def chapter(self, name: str | None) -> tuple[str, str]:
         """Return the text of a page, or else why there is none."""
@@ -88,7 +102,7 @@ class _Archive:
             text = _markdown(".html", self._zip.read(name))
         except (BadZipFile, EOFError, zlib.error):
             return "", "damaged"
-        return text, "" if _has_words(text) else "no text"
+        return (text, "") if _has_words(text) and "\0" not in text else ("", "no text")  # NUL: a picture, or encrypted
 
 
 def _epub(data: bytes) -> tuple[str, list[str]]:
@@ -98,12 +112,16 @@ def _epub(data: bytes) -> tuple[str, list[str]]:
     """
     archive = _Archive(data)
     container = archive.find("META-INF/container.xml")
-    opf = container and archive.find(archive.xml(container).find(".//{*}rootfile").get("full-path", ""))
+    roots = archive.xml(container).findall(".//{*}rootfile") if container else []
+    roots.sort(key=lambda root: root.get("media-type") != _PACKAGE)  # others are the book in other formats
+    opf = archive.find(roots[0].get("full-path", "")) if roots else None
     if not opf:
         raise ValueError("it has no list of chapters")
     package, folder, locked = archive.xml(opf), dirname(opf.replace("\\", "/")), _encrypted(archive)
     items = {item.get("id"): item.get("href", "") for item in package.findall(".//{*}manifest/{*}item")}
     spine = [each.get("idref", "") for each in package.findall(".//{*}spine/{*}itemref")]
+    if not spine:
+        raise ValueError("it has no list of chapters")
     texts, unread = [], []
     for reference in dict.fromkeys(items.get(each, each).partition("#")[0] for each in spine):  # a file is read once
         name = archive.find(reference, folder)

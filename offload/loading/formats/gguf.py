@@ -56,6 +56,8 @@ _UNSUPPORTED = {  # keys that are absent or zero in models that run -> what othe
     "attention.sliding_window": "sliding windows in this architecture",
     "rope.dimension_sections": "RoPE on several axes, as in models that read images,",
     "nextn_predict_layers": "layers that predict further tokens",
+    "attention.clamp_kqv": "limits of q, k and v",
+    "attention.max_alibi_bias": "ALiBi's biases",
 }
 _MODULES = {  # llama.cpp's names of tensors -> the decoder's
     "token_embd": "model.embed_tokens",
@@ -226,6 +228,8 @@ class GGUFCheckpoint(Checkpoint):
         """Return the value of a key behind the architecture's name."""
         value = self._file.value(f"{self._names.architecture}.{key}")
         value = value.tolist() if isinstance(value, np.ndarray) else value
+        if isinstance(value, list) and len(set(value)) == 1 and type(value[0]) is not bool:
+            value = value[0]  # of each layer the same
         return default if value is None else value
 
     def _shape(self) -> ModelShape:
@@ -273,8 +277,10 @@ class GGUFCheckpoint(Checkpoint):
         `keys` are those that are read.
         """
         names = self._names
-        if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
-            raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", _SAFETENSORS)
+        if any(isinstance(values.get(name), list) for name in _KEYS):
+            raise UnsupportedModel("GGUF models whose layers differ in their sizes are not supported", _SAFETENSORS)
+        if self._own("attention.causal") is False:
+            raise UnsupportedModel("attention in both directions is not supported", _SAFETENSORS)
         for key, what in _UNSUPPORTED.items():
             value = self._own(key)
             if key not in keys.values() and (any(value) if isinstance(value, list) else value):
@@ -294,12 +300,17 @@ class GGUFCheckpoint(Checkpoint):
             return rope
         if kind not in ("linear", "yarn"):
             raise UnsupportedModel(f"the GGUF RoPE scaling {short_repr(kind)} is not supported", _SAFETENSORS)
+        for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+            if self._own(f"rope.scaling.{key}", 1.0) not in (1.0, -1.0):  # -1: not set
+                raise UnsupportedModel(f"GGUF models with rope.scaling.{key} are not supported", _SAFETENSORS)
         rope |= {"rope_type": kind, "factor": factor or 1.0}
         original = self._own("rope.scaling.original_context_length")
         if kind == "yarn" and original:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
         if multiplier := self._own("rope.scaling.yarn_log_multiplier"):
             rope |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
+        betas = {name: self._own(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        rope |= {name: value for name, value in betas.items() if value is not None}
         return rope | dict(self._names.yarn) if kind == "yarn" else rope
 
     def _check_types(self) -> None:

@@ -137,6 +137,9 @@ def test_the_text_comes_in_the_order_of_its_pages(tmp_path, kind):
         ({"href": "the%20text\\chapter-{}.xhtml", "item": "the text/chapter-{}.xhtml"}, 0),
         ({"href": "the text/chapter-{}.xhtml", "item": "the text\\chapter-{}.xhtml"}, 0),
         ({"href": "text/../chapter-{}.xhtml"}, 0),
+        ({"href": "chapter-{}%23.xhtml?a=1#b", "item": "chapter-{}#.xhtml"}, 0),
+        ({"href": "caf\u00e9-{}.xhtml", "item": "cafe\u0301-{}.xhtml"}, 0),
+        ({"pages": (PAGES[0], "\0JFIF", *PAGES[1:])}, 1),  # a picture, or encrypted
         ({"pages": (PAGES[0], None, *PAGES[1:])}, 1),  # in the list, and not in the archive
         ({"pages": (PAGES[0], '<img src="map.png" alt="A map"/>', *PAGES[1:])}, 1),
     ],
@@ -188,6 +191,10 @@ def test_a_corrupt_document_is_an_error(tmp_path):
     whole[place : place + 60] = bytes(60)
     made.write_bytes(whole)
     assert "cannot be read" in refused(made).message
+
+
+def test_a_page_without_an_encoding_is_read_as_a_text_is():
+    assert extract(".html", "<p>Café “x” naïve</p>".encode("cp1252"))[0] == "Café “x” naïve"
 
 
 def test_a_page_source_is_text_if_it_is_called_so(tmp_path):
