@@ -191,6 +191,9 @@ def test_variants_that_are_not_computed_are_refused_by_name(family, change, matc
         ("glm4", lambda writer: writer.add_rope_dimension_sections([8, 12, 12, 0]), "several axes"),  # GLM-4V
         ("glm4", lambda writer: writer.add_nextn_predict_layers(1), "further tokens"),  # GLM-OCR
         ("granite", lambda writer: writer.add_rope_scaling_finetuned(False), "finetuned false"),
+        ("olmoe", lambda writer: writer.add_clamp_kqv(8.0), "clamp_kqv"),
+        ("qwen3", lambda writer: writer.add_causal_attention(False), "both directions"),
+        ("olmo2", lambda writer: writer.add_array("olmo2.attention.head_count_kv", [2, 1]), "differ in their sizes"),
     ],
 )
 def test_gguf_files_of_variants_that_are_not_computed_are_refused_by_name(family, change, match, tmp_path):

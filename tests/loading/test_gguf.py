@@ -10,7 +10,7 @@ from offload.loading.formats.gguf import GGUFCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.hub.download import open_checkpoint
 from tests.support.checkpoints import IDS, logits
-from tests.support.gguf import write_gguf
+from tests.support.gguf import write_family, write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 
 NAN = float("nan")
@@ -94,6 +94,19 @@ def test_impossible_metadata_is_refused_by_name(gguf, tmp_path, key, name, value
     with pytest.raises(CheckpointError, match=f"{name} is ") as caught:
         GGUFCheckpoint(tmp_path / "model.gguf")
     assert caught.value.hint
+
+
+def test_keys_that_few_files_have_are_read(tmp_path):
+    def change(writer):
+        writer.add_array("llama.feed_forward_length", [96, 96])
+        writer.add_string("llama.rope.scaling.type", "yarn")
+        writer.add_float32("llama.rope.scaling.factor", 4.0)
+        writer.add_float32("llama.rope.scaling.yarn_beta_fast", 16.0)
+        writer.add_uint32("tokenizer.ggml.eom_token_id", 7)
+
+    write_family(tmp_path / "model.gguf", make_hf_model("llama", tie_word_embeddings=False), change=change)
+    shape = GGUFCheckpoint(tmp_path / "model.gguf").shape
+    assert shape.rope["beta_fast"] == 16 and 7 in shape.eos_ids and shape.intermediate == 96
 
 
 @pytest.mark.parametrize(("number", "kind"), [(41, "Q1_0"), (42, "Q2_0"), (9, "Q8_1"), (99, "type 99")])

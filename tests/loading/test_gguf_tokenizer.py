@@ -38,6 +38,31 @@ def test_a_book_has_the_tokens_of_transformers():
     assert ids(BOOK) == make_tokenizer().encode(BOOK)
 
 
+@pytest.mark.parametrize(
+    ("changes", "text", "expected"),
+    [
+        ({"token_type": None}, "<|im_end|>a", [2, 67]),
+        ({"token_type": [1] * len(metadata()["tokenizer.ggml.tokens"])}, "<|im_end|>a", [2, 67]),
+        ({"bos_token_id": 2**32 - 1, "add_bos_token": True}, "a", [67]),
+    ],
+)
+def test_what_a_file_leaves_out_is_the_formats_default(changes, text, expected):
+    assert ids(text, special=True, **changes) == expected
+
+
+def test_a_merge_may_begin_with_a_blank():
+    values = metadata()
+    tokens, merges = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.merges"]
+    changes = {"tokens": [*tokens, " ", " a"], "merges": [*merges, "  a"], "token_type": None}
+    assert ids("a", **changes) == [67]
+
+
+def test_a_template_for_tools_is_read():
+    values = metadata() | {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "{{ tools }}"}
+    template = tokenizer_from_metadata((values | {"tokenizer.chat_template": "a"}).get).chat_template
+    assert (template.text(), template.text(with_tools=True)) == ("a", "{{ tools }}")
+
+
 @pytest.mark.parametrize("has_prefix", [None, False])
 def test_sentencepiece_has_the_tokens_of_transformers(has_prefix):
     """A word's pieces are merged by their scores; what no piece spells is written in bytes."""
@@ -48,6 +73,8 @@ def test_sentencepiece_has_the_tokens_of_transformers(has_prefix):
     values = {"model": "llama", "tokens": pieces, "token_type": kinds, "scores": scores, "add_space_prefix": has_prefix}
     values |= {"unknown_token_id": 0, "merges": None, "pre": "default"}
     ours = tokenizer_from_metadata(metadata(**values).get)
+    absent = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id", "scores"))
+    assert tokenizer_from_metadata(metadata(**values | absent).get).encode("the") == ours.encode("the")
     for text in ("the  thé", "th</s>the\n", "漢 t", ""):
         expected = raw.encode(text).ids
         if has_prefix is None:
@@ -94,13 +121,14 @@ def test_names_outside_the_byte_alphabet_are_the_files_own():
 
 def test_well_known_control_tokens_end_a_turn():
     tokens, control = ["<|im_end|>", "a", "<|end|>", "<EOT>"], [3, 1, 4, 1]
-    assert end_of_turn_ids(metadata(tokens=tokens, token_type=control).get) == [0, 2]
+    assert end_of_turn_ids(metadata(tokens=tokens, token_type=control).get) == [0, 2, 3]
+    assert end_of_turn_ids(metadata(tokens=tokens, token_type=None).get) == [0, 2, 3]
     template = "{% for m in messages %}<U>{{ m.content }} {% if m.role == 'assistant' %}<E>\n{% endif %}{% endfor %}"
     other = metadata(tokens=["<U>", "a", "<E", "<E>", "<EOT>"], token_type=[3, 1, 3, 4, 3])
     assert end_of_turn_ids((other | {"tokenizer.chat_template": template}).get) == [3, 4]
     assert end_of_turn_ids((other | {"tokenizer.chat_template": template + "{% if %}"}).get) == [4]
     harmony = [*tokens, "<|return|>", "<|call|>"]
-    assert end_of_turn_ids(metadata(tokens=harmony, token_type=[*control, 3, 3]).get) == [0, 4, 5]
+    assert end_of_turn_ids(metadata(tokens=harmony, token_type=[*control, 3, 3]).get) == [0, 3, 4, 5]
 
 
 def test_the_pre_tokenizers_of_all_families_are_known():

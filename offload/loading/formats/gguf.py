@@ -20,7 +20,7 @@ from ...architecture.hf_config import shape_from_config
 from ...architecture.weight_formats import FORMATS
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
-from ..tokenizers.gguf_tokenizer import end_of_turn_ids, tokenizer_from_metadata
+from ..tokenizers.gguf_tokenizer import end_of_turn_ids, special_ids, tokenizer_from_metadata
 from .checkpoint import Checkpoint, Part, Weight, Weights
 from .gguf_file import GGUFFile, TensorInfo, unsupported_type
 from .layer_tensors import checkpoint_sizes, layer_sizes
@@ -248,7 +248,8 @@ class GGUFCheckpoint(Checkpoint):
         if values.get("sliding_window") == 0:  # "not set", as in llama.cpp
             values["sliding_window"] = None
         check = ConfigCheck(str(self.path), _HINT)
-        ids = {f"{name}_token_id": self._file.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "bos")}
+        special = special_ids(self._file.value)
+        ids = {f"{name}_token_id": special.get(f"{name}_token") for name in ("eos", "bos")}
         self.config = {**names.left_out, **values, **ids}
         self.config |= {
             "model_type": self._family.name,
@@ -257,7 +258,8 @@ class GGUFCheckpoint(Checkpoint):
             "attention_bias": "blk.0.attn_q.bias" in sizes,
             "tie_word_embeddings": "output.weight" not in sizes,
         }
-        ends = [*check.token_ids(self._file.value("tokenizer.ggml.eot_token_id"))]
+        named = [self._file.value(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
+        ends = [*check.token_ids([token for token in named if token is not None])]
         ends += [*end_of_turn_ids(self._file.value), *check.token_ids(self.generation.get("eos_token_id"))]
         generation = self.generation | {"eos_token_id": ends}
         shape = shape_from_config(self.config, generation, check=check)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 Metadata = Callable[[str], Any]  # the value of a key, None for an absent one
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of tokens
-_SPECIAL = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
+_SPECIAL = {  # by transformers' names: those of the format, and the default of SentencePiece's vocabularies
+    "bos_token": ("bos_token_id", 1),
+    "eos_token": ("eos_token_id", 2),
+    "unk_token": ("unknown_token_id", 0),
+    "pad_token": ("padding_token_id", None),
 }
+_NOT_SET = 2**32 - 1
 # Control tokens that end a turn, or a text, in every vocabulary that has them (llama.cpp's list).
 END_OF_TURN = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
@@ -94,9 +95,10 @@ _SPACE = "▁"
 
 def end_of_turn_ids(read: Metadata) -> list[int]:
     """Return the ids of the tokens that end a turn: by their well-known names, or in the chat template."""
-    tokens, types = read(f"{_KEY}tokens"), read(f"{_KEY}token_type")
-    if tokens is None or types is None:
+    tokens = read(f"{_KEY}tokens")
+    if tokens is None:
         return []
+    types = _types(read, tokens)
     is_harmony = set(_HARMONY) <= set(tokens)
     names = END_OF_TURN - {"<|end|>"} if is_harmony else END_OF_TURN
     control = [at for at, kind in enumerate(types[: len(tokens)]) if kind in (_CONTROL, _USER_DEFINED)]
@@ -118,9 +120,28 @@ def _after_an_answer(read: Metadata, tokens: Sequence[str]) -> str:
     return text.rpartition(answer)[2].lstrip() if answer in text else ""
 
 
+def _types(read: Metadata, tokens: Sequence[str]) -> list[int]:
+    """Return the types of tokens; those that end a turn are control tokens even where a file calls them text."""
+    types = read(f"{_KEY}token_type")
+    types = [_NORMAL] * len(tokens) if types is None else types
+    pairs = zip(tokens, types, strict=False)
+    return [_CONTROL if token in END_OF_TURN and kind != _USER_DEFINED else kind for token, kind in pairs]
+
+
+def special_ids(read: Metadata) -> dict[str, int]:
+    """Return the ids of special tokens by transformers' names."""
+    is_sentencepiece, found = read(f"{_KEY}model") == "llama", dict[str, int]()
+    for name, (key, default) in _SPECIAL.items():
+        number = read(f"{_KEY}{key}")
+        if number in (None, _NOT_SET):
+            number = default if is_sentencepiece else None
+        if number is not None:
+            found[name] = number
+    return found
+
+
 def _special_tokens(read: Metadata, tokens: Sequence[str]) -> dict[str, str]:
-    ids = {name: read(f"{_KEY}{key}") for name, key in _SPECIAL.items()}
-    return {name: tokens[token] for name, token in ids.items() if token is not None}
+    return {name: tokens[token] for name, token in special_ids(read).items()}
 
 
 def tokenizer_from_metadata(read: Metadata) -> Tokenizer:
@@ -140,7 +161,7 @@ def tokenizer_from_metadata(read: Metadata) -> Tokenizer:
         )
     with tokenizer_errors("the GGUF file's tokenizer is damaged"):
         tokens = read(f"{_KEY}tokens")
-        types = _array(read(f"{_KEY}token_type"), [_NORMAL] * len(tokens))
+        types = _types(read, tokens)
         backend = _sentencepiece(read, tokens, types) if model == "llama" else _byte_level(read, tokens, pre)
         whole = (_CONTROL, _USER_DEFINED, _UNKNOWN) if model == "llama" else (_CONTROL, _USER_DEFINED)
         added = [  # matched in a text as a whole
@@ -159,12 +180,9 @@ def tokenizer_from_metadata(read: Metadata) -> Tokenizer:
                 single=[*([begin] if begin else []), "$A", *([end] if end else [])],
                 special_tokens=[(token, tokens.index(token)) for token in (begin, end) if token],
             )
-    template = read("tokenizer.chat_template")
-    return Tokenizer(backend, template if isinstance(template, str) else None, special)
-
-
-def _array(values: Any, default: list[int]) -> list[int]:
-    return default if values is None else list(values)
+    templates = {name: read(f"tokenizer.chat_template.{name}") for name in read("tokenizer.chat_templates") or ()}
+    templates["default"] = read("tokenizer.chat_template") or templates.get("default")
+    return Tokenizer(backend, {name: each for name, each in templates.items() if isinstance(each, str)}, special)
 
 
 def _byte_level(read: Metadata, tokens: list[str], pre: str) -> tokenizers.Tokenizer:
@@ -184,8 +202,8 @@ def _byte_level(read: Metadata, tokens: list[str], pre: str) -> tokenizers.Token
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    left, right = merge.split(" ")
-    return left, right
+    blank = merge.index(" ", 1)  # a token may begin with one
+    return merge[:blank], merge[blank + 1 :]
 
 
 def _sentencepiece(read: Metadata, tokens: list[str], types: Sequence[int]) -> tokenizers.Tokenizer:
@@ -193,13 +211,13 @@ def _sentencepiece(read: Metadata, tokens: list[str], types: Sequence[int]) -> t
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
-    scores = list(read(f"{_KEY}scores"))
+    scores = read(f"{_KEY}scores")
+    scores = [0.0] * len(tokens) if scores is None else list(scores)
     pieces = [token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)]
-    unknown = read(f"{_KEY}unknown_token_id")
     model = models.BPE(
         vocab=vocabulary,
         merges=list(_merges(pieces, vocabulary, scores)),
-        unk_token=tokens[0 if unknown is None else unknown],
+        unk_token=tokens[special_ids(read)["unk_token"]],
         fuse_unk=True,
         byte_fallback=True,
     )
