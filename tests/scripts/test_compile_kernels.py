@@ -44,7 +44,7 @@ def test_the_variants_are_those_that_are_launched(script, monkeypatch, tokens):
         for stored in (PACKED_KV, PLANE_KV):
             runs = torch.zeros(1, 1, stored.run_bytes(head_dim)).byte()
             attend_runs(q, runs, torch.zeros(1, 1).int(), keys, keys, state, 3)
-        attend_groups(q, torch.zeros(1, 1, 9000, dtype=torch.uint8), state, 0, 1, True)
+        attend_groups(q, torch.zeros(1, 1, 9000, dtype=torch.uint8), state, 1, True)
     for _, launched in plain.calls + groups.calls + packed.calls:
         assert launched | {"WIDEN": False} in known
 

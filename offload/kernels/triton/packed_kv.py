@@ -107,12 +107,12 @@ def _patched(keys, values, memory, span, HEAD_DIM: tl.constexpr, SPANS: tl.const
             t, d = second_block * 16 + word // 2 % 16, word // 32 * 2 + word % 2
             place = ((line + d // 4) * 16 + _word_of(t)) * 4 + d % 2 * 2 + d // 2 % 2
             shift = t % 2 * 16
-            keys = tl.where(index == place, keys & ~(0xFFFF << shift).to(tl.uint32) | bits << shift, keys)
+            keys = tl.where(index == place, keys & (0xFFFF << (16 - shift)).to(tl.uint32) | bits << shift, keys)
         else:
             t, d = second_block * 16 + word // 2 // HEAD_DIM * 2 + word % 2, word // 2 % HEAD_DIM
             place = ((line + d // 32 * 8 + t // 4) * 16 + _word_of(d % 32)) * 4 + t % 2 * 2 + t // 2 % 2
             shift = d % 2 * 16
-            values = tl.where(index == place, values & ~(0xFFFF << shift).to(tl.uint32) | bits << shift, values)
+            values = tl.where(index == place, values & (0xFFFF << (16 - shift)).to(tl.uint32) | bits << shift, values)
     return keys, values
 
 
