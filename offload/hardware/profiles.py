@@ -134,7 +134,7 @@ def _resolved(text: str) -> str:
         return text if text in names else aliases[simplified]
     hint = f"`triforce profile --compare` lists all; another GPU is a YAML file with lines such as {EXAMPLE}"
     if _UNSUPPORTED.search(text):
-        hint = "GPUs of NVIDIA are used, and processors of all makers: --gpu cpu plans for yours"
+        hint = "only NVIDIA GPUs and CPUs are supported; --gpu cpu plans for this machine's CPU"
     else:
         letters = re.sub(r"[^a-z0-9]", "", text.lower())
         containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]

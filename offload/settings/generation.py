@@ -8,7 +8,6 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..short_repr import short_repr
-from ..units import MOST_TOKENS
 from .constraint import Constraint
 from .validation import require, require_between, require_instance, require_tokens, require_types
 
@@ -154,7 +153,7 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        hint = f"ask for at least 1, and no more than the model's context; none is above {MOST_TOKENS:,}"
+        hint = "use a whole number from 1 up to the model's context"
         require_tokens("max-new-tokens", self.max_new_tokens, 1, hint)
         require_between("seed", self.seed, 0, 2**63 - 1, "use a whole number from 0 to 2^63 - 1")
         require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "The end"')

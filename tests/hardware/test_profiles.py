@@ -80,9 +80,9 @@ def test_names_are_forgiving(asked, name):
             "voodoo",
             "`triforce profile --compare` lists all; another GPU is a YAML file with lines such as `extends: ",
         ),
-        ("M3 Max", "GPUs of NVIDIA are used"),
-        ("Radeon RX 7900 XT", "GPUs of NVIDIA are used"),
-        ("rx 7900", "GPUs of NVIDIA are used"),
+        ("M3 Max", "only NVIDIA GPUs and CPUs"),
+        ("Radeon RX 7900 XT", "only NVIDIA GPUs and CPUs"),
+        ("rx 7900", "only NVIDIA GPUs and CPUs"),
         ("../profiles", "check its path"),
     ],
 )

@@ -84,7 +84,7 @@ def _find(known: Sequence[Entry], id: str) -> Entry:
     matching = [entry for entry in known if id and entry.id.startswith(id.lower())]
     if len(matching) != 1:
         message = "no entry in the prompt cache begins" if not matching else f"{len(matching)} entries begin"
-        raise SettingsError(f"{message} with {id!r}", "see triforce cache list")
+        raise SettingsError(f"{message} with {id!r}", "see `triforce cache list`")
     return matching[0]
 
 
@@ -123,6 +123,8 @@ def prune(
     json: Json = False,
 ) -> None:
     """Remove the least recently used entries, and files of interrupted runs.
+
+    Without an option, the cache shrinks to its limit.
 
     [bold]Examples[/bold]
 

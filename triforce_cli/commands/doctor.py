@@ -50,7 +50,7 @@ def doctor(
 def _rows(facts: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield a name and a text for each line; a line that continues another has no name."""
     versions, processor, memory, kernel = (facts[name] for name in ("versions", "processor", "memory", "kernel"))
-    yield "triforce", ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     yield "device", _asked("device", facts["device"]["used"], facts["device"], origins)
     for number, gpu in enumerate(facts["device"]["gpus"]):
         yield f"GPU {number}", f"{gpu['name']}, {size_text(gpu['memory_bytes'])}, {size_text(gpu['free_bytes'])} free"

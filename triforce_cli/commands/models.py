@@ -33,10 +33,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of t
 
 @models.callback(invoke_without_command=True)
 def _list(ctx: typer.Context, json: Json = False) -> None:
-    """List the models on this machine, and those that --model fetches by name, by the memory of their weights.
+    """List the models on this machine, and those that can be fetched by name.
 
-    Of each memory class current models come first. `triforce profile` says which one is best here; `triforce pull`
-    fetches one.
+    `triforce profile` says which one is best here; `triforce pull` fetches one.
 
     [bold]Examples[/bold]
 
@@ -56,7 +55,8 @@ def _list(ctx: typer.Context, json: Json = False) -> None:
         return
     rows = [(model.name, size(model.size), ago(time.time() - model.used)) for model in stored]
     text = table(_STORED, rows, terminal.table_width) if rows else Text("no model is on this machine yet\n")
-    terminal.print(text.append("\n").append_text(table(_KNOWN, list(_known()), terminal.table_width)))
+    text.append("\n").append_text(table(_KNOWN, list(_known()), terminal.table_width))
+    terminal.print(text.append("\ngated: accept the licence on the model's page, then `hf auth login`\n"))
 
 
 def _known() -> Iterator[tuple[str, str, str, str]]:
@@ -67,11 +67,16 @@ def _known() -> Iterator[tuple[str, str, str, str]]:
             limit = next((limit for limit in _CLASSES if weight_bytes(name) <= 0.8 * limit * GIB), 0)
             by_class[limit].append(name)
     for limit, names in by_class.items():
-        yield f"{limit} GiB" if limit else "more", "", "", ""
+        yield f"for {limit} GiB" if limit else "for more", "", "", ""
         for name in sorted(
             names, key=lambda name: (not is_current(name), not HUB_MODELS[name].is_free, weight_bytes(name))
         ):
-            yield f"  {name}", size(weight_bytes(name)), f"{KNOWN[name].context:,}", HUB_MODELS[name].note
+            yield (
+                f"  {name}",
+                size(weight_bytes(name)),
+                f"{KNOWN[name].context:,}",
+                HUB_MODELS[name].note.partition(": accept")[0],
+            )
 
 
 @models.command(cls=Command)

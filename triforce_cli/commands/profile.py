@@ -111,7 +111,6 @@ def profile(
         measured = load_or_measure(bool(target.found), terminal, flags.get("disk"))
     if compare:
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
-    command = "generate"
     if "model" not in flags:
         wanted = asked.context or LONGEST_DEFAULT
         plans = recommended(target, asked, measured)
@@ -120,9 +119,8 @@ def profile(
         found = {"model": plans[0].inputs.model} if plans else {}
         asked = replace(asked, flags=flags | found, context=plans[0].inputs.tokens if plans else None)
         if asked.context != wanted:
-            command = "summarize"
-            terminal.note(f"{wanted:,} tokens take long at once on this hardware; the plan is for a part of them")
-    return print_plan(plan_target(target, asked, measured), command, terminal, json, ctx.params["verbose"] or 0)
+            terminal.note(f"{wanted:,} tokens at once take too long on this hardware; the plan is for one part of them")
+    return print_plan(plan_target(target, asked, measured), "summarize", terminal, json, ctx.params["verbose"] or 0)
 
 
 def _measure(target: Target, terminal: Terminal, json: bool, save: bool, disk: str | None) -> Measured:

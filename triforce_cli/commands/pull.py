@@ -13,7 +13,9 @@ def pull(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="A name such as Qwen3-4B-2507, a hub id, or id:Q4_K_M.")] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch a model ahead of time, with a progress bar, and print its path. `triforce models` lists names.
+    """Fetch a model ahead of time, with a progress bar, and print its path.
+
+    `triforce models` lists names.
 
     [bold]Examples[/bold]
 

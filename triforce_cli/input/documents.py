@@ -23,6 +23,7 @@ Warn = Callable[[str], None]
 
 LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
 STDIN = Path("-")
+_MOST_NAMED = 20  # files of a folder
 PROMPT_HINT = (
     'give text (triforce generate "Hello"), a file (triforce generate -f book.txt) '
     "or a pipe (cat book.txt | triforce generate)"
@@ -76,15 +77,16 @@ def files_in(names: Sequence[str], note: Callable[[str], None]) -> list[str]:
                 f"the folder {path} has no text files", f"give files by their names: ls {quote(str(path))}"
             )
         if is_folder:
-            note(f"{path}: {counted(len(inside), 'file')}: {', '.join(each.name for each in inside)}")
+            names = [each.name for each in inside[:_MOST_NAMED]] + ["..."] * (len(inside) > _MOST_NAMED)
+            note(f"{path}: {counted(len(inside), 'file')}: {', '.join(names)}")
         files += map(str, inside)
     return files
 
 
 def _is_document(path: Path) -> bool:
-    """Return whether a file of a folder is a text or a document, by its name: hidden ones are not."""
+    """Return whether a file of a folder is a text or a document, by its name. Hidden and empty files are left out."""
     is_text = (guess_type(path.name)[0] or "").startswith("text/") or path.suffix.lower() in SUFFIXES
-    return is_text and not path.name.startswith(".") and path.is_file()
+    return is_text and not path.name.startswith(".") and path.is_file() and path.stat().st_size > 0
 
 
 def name_of(path: Path) -> str:

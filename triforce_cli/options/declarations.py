@@ -144,7 +144,7 @@ _TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; `--help` shows the o
         "profile": _text("Hardware profile, or YAML file.", "NAME", **_PROFILE),
         "dry_run": _switch("Print the plan and stop."),
         "json": _switch("JSON lines instead of text."),
-        "quiet": _switch("Only the text.")._replace(flags="--quiet -q"),
+        "quiet": _switch("No progress, notes or statistics.")._replace(flags="--quiet -q"),
         "verbose": _Row("More statistics; -vv: all settings.", "", "--verbose -v", "", int, more={"count": True}),
     },
     SAMPLING: {

@@ -34,6 +34,7 @@ def explained(message: str, ctx: Any) -> tuple[str, str]:
     see = f"see `{where} --help`"
     if match := _COMMAND.search(message):
         close = get_close_matches(match[1], list(getattr(ctx.command, "commands", ())), 1)
+        close = [f"summarize {shlex.quote(match[1])}"] if is_file(match[1]) else close
         return f"there is no command {match[1]!r}", "".join(f"did you mean {where} {name}? " for name in close) + see
     if match := _OPTION.search(message):
         known = [*(name for param in ctx.command.params for name in param.opts), "--help"]
@@ -96,8 +97,10 @@ def is_file(text: str) -> bool:
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Return the parameters; the help shows no type for a switch."""
+    """Return the parameters; the help shows no type for a switch or an argument."""
     for param in params:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda **_: None
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
     return params

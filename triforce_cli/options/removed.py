@@ -52,53 +52,37 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--sampling": "use --set coupled=true",
 }
 
-_LIMIT = "use --max-new-tokens N"
-_THREADS = "use --threads N"
-_CONTEXT = "memory is planned for the prompt; use --truncate or --extend-context beyond the model's context"
-_PLACED = "the plan decides what lies where: --dry-run prints it, and --memory 22GiB limits it"
-_DRAFT = "use --draft MODEL"
-_KV = "use --kv packed, which is exact, or --kv q8, which is lossy"
-_TOKENS_DRAFTED = "the length of drafts is adaptive; --gamma2 N fixes it"
-_STREAM = "leave it out: text is written as it comes"
 _FOREIGN = {  # other programs' options
-    "--max-tokens": _LIMIT,
-    "--num-predict": _LIMIT,
-    "--n-predict": _LIMIT,
-    "--temp": "use --temperature X",
-    "--repeat-penalty": "use --repetition-penalty X, which looks at all tokens",
-    "--prompt": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
-    "-p": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
-    "--file": "use -f FILE",
-    "--system-prompt": "use --system TEXT",
-    "--ctx-size": _CONTEXT,
-    "--num-ctx": _CONTEXT,
-    "--max-model-len": _CONTEXT,
-    "-c": _CONTEXT,
-    "--stream": _STREAM,
-    "--no-stream": _STREAM,
-    "--hf-repo": "use --model OWNER/NAME",
-    "-hf": "use --model OWNER/NAME",
-    "--cache-type-k": _KV,
-    "--cache-type-v": _KV,
-    "--kv-cache-dtype": _KV,
-    "--n-gpu-layers": _PLACED,
-    "--gpu-layers": _PLACED,
-    "-ngl": _PLACED,
-    "--gpu-memory-utilization": "use --memory SIZE, such as 22GiB",
-    "--flash-attn": "leave it out: attention is chosen by what the machine can do",
-    "-fa": "leave it out: attention is chosen by what the machine can do",
-    "--draft-model": _DRAFT,
-    "--model-draft": _DRAFT,
-    "-md": _DRAFT,
-    "--num-speculative-tokens": _TOKENS_DRAFTED,
-    "--draft-max": _TOKENS_DRAFTED,
-    "--tensor-parallel-size": "use --tensor-parallel N",
-    "--n-threads": _THREADS,
+    option: hint
+    for options, hint in {
+        "--max-tokens --num-predict --n-predict": "use --max-new-tokens N",
+        "--temp": "use --temperature X",
+        "--repeat-penalty": "use --repetition-penalty X, which looks at all tokens",
+        "-p --prompt": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
+        "--file": "use -f FILE",
+        "--system-prompt": "use --system TEXT",
+        "-c --context --ctx-size --num-ctx --max-model-len": "memory is planned for the prompt; use --truncate or "
+        "--extend-context beyond the model's context",
+        "--color": "put it before the command: triforce --color never generate",
+        "--stream --no-stream": "leave it out: text is written as it comes",
+        "-hf --hf-repo": "use --model OWNER/NAME",
+        "--cache-type-k --cache-type-v --kv-cache-dtype": "use --kv packed, which is exact, or --kv q8, which is lossy",
+        "-ngl --n-gpu-layers --gpu-layers": "the plan decides what lies where: --dry-run prints it, and "
+        "--memory 22GiB limits it",
+        "--gpu-memory-utilization": "use --memory SIZE, such as 22GiB",
+        "-fa --flash-attn": "leave it out: attention is chosen by what the machine can do",
+        "-md --draft-model --model-draft": "use --draft MODEL",
+        "--num-speculative-tokens --draft-max": "the length of drafts is adaptive; --gamma2 N fixes it",
+        "--tensor-parallel-size": "use --tensor-parallel N",
+        "--n-threads": "use --threads N",
+    }.items()
+    for option in options.split()
 }
 _COMMANDS = {  # other programs' commands
     "run": 'triforce generate "a prompt"',
     "ask": 'triforce summarize book.txt --question "Who tells it?"',
     "list": "triforce models, or triforce cache list for cached prompts",
+    "rm": "triforce models rm MODEL, or triforce cache rm ID",
     "version": "triforce --version",
     "help": "triforce COMMAND --help",
 }

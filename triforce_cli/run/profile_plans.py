@@ -100,7 +100,7 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
     profile, rated, hardware = _rated(target, measured)
     plan, suggestions = plan_with_suggestions(_inputs(profile, options, hardware))
     source = describe_source(plan.inputs.model)
-    arguments = [*(["--extend-context"] if options.extend_context else []), "-f", options.text]
+    arguments = [*(["--extend-context"] if options.extend_context else []), options.text]
     sibling = None if plan.inputs.draft is not None else sibling_of(plan.inputs.model, plan.inputs.shape)
     rates = measured if rated is not profile else None
     plan = corrected(plan) if rates else plan

@@ -48,7 +48,7 @@ def stored_model(name: str, home: Path) -> list[StoredModel]:
     """Return the models of a name, in any case: several versions of the embedded one. Raises ModelNotFound."""
     found = [model for model in stored_models(home) if model.name.lower() == name.lower()]
     if not found:
-        raise ModelNotFound(f"there is no model {name} on this machine", "`triforce models` lists those that there are")
+        raise ModelNotFound(f"there is no model {name} on this machine", "`triforce models` lists them")
     return found
 
 

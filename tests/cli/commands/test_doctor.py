@@ -39,8 +39,8 @@ def rows(out):
 def test_lines_of_text(doctor, tmp_path):
     found = rows(doctor())
     gpus = [f"GPU {number}" for number in range(torch.cuda.device_count())]
-    assert list(found) == ["triforce", "device", *gpus, "processor", "memory", "kernel", "families", "cache"]
-    assert f"torch {torch.__version__}" in found["triforce"]
+    assert list(found) == ["versions", "device", *gpus, "processor", "memory", "kernel", "families", "cache"]
+    assert f"torch {torch.__version__}" in found["versions"]
     assert "GiB free" in found["memory"] and f"{torch.get_num_threads()} thread" in found["processor"]
     assert found["cache"] == str(tmp_path / "home")
 

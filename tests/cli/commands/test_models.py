@@ -43,12 +43,12 @@ def test_known_models_come_by_memory_class_current_ones_first(triforce_here, hub
     assert out.splitlines()[1].startswith(("someone/tiny", "smollm2-135m"))
     assert {name for name in KNOWN if f"  {name} " in out} >= {"Qwen3-4B-2507", "gpt-oss-20b", "Llama-3.3-70B"}
     names = [
-        "\n4 GiB\n",
+        "\nfor 4 GiB\n",
         "  Qwen3-0.6B ",
         "  Qwen2.5-0.5B ",
-        "\n8 GiB\n",
+        "\nfor 8 GiB\n",
         "  Qwen3-1.7B ",
-        "\n12 GiB\n",
+        "\nfor 12 GiB\n",
         "  Qwen3-4B-2507 ",
     ]
     places = [out.index(name) for name in names]

@@ -48,9 +48,8 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     for word in ("memory on each GPU", "host memory", "KV cache", "prefill", "plain", "bound by", "130,048 tokens"):
         assert word in result.stdout
     command = shlex.split(result.stdout.splitlines()[-1])
-    assert command[:2] == ["triforce", "generate"]
-    assert command[2:4] == ["-f", "book.txt"]
-    again = triforce("profile", *command[4:], "--context", "127K", "-v").stdout
+    assert command[:3] == ["triforce", "summarize", "book.txt"]
+    again = triforce("profile", *command[3:], "--context", "127K", "-v").stdout
     assert again.splitlines()[:9] == result.stdout.splitlines()[:9]
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
 
@@ -78,7 +77,7 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     lines = result.stdout.splitlines()
     assert "of 36 layers in host memory" in result.stdout
     command = shlex.split(lines[-1])
-    again = triforce("profile", *command[4:], *base[5:], "-v")
+    again = triforce("profile", *command[3:], *base[5:], "-v")
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
@@ -143,7 +142,7 @@ def test_a_context_beyond_the_models_own(triforce):
     args = ("profile", "--gpu", "a100", "--model", "Qwen3-8B", "--context", "128K")
     assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "triforce summarize")
     line = triforce(*args, "--extend-context").stdout.splitlines()[-1]
-    assert " --extend-context -f book.txt" in line
+    assert " --extend-context book.txt" in line
 
 
 def test_without_a_model_the_best_free_one_is_planned(triforce_here, tmp_path, monkeypatch):
@@ -156,10 +155,14 @@ def test_without_a_model_the_best_free_one_is_planned(triforce_here, tmp_path, m
     assert (code, err) == (0, "") and lines[0].split() == ["to", "fetch", "size", "first", "word", "tokens/s"]
     best = lines[1].split()[0]
     assert HUB_MODELS[best].is_free and f"model      {best}, " in out and "120,512 tokens" in out
-    assert shlex.split(lines[-1])[:4] == ["triforce", "generate", "-f", str(book)]
+    assert shlex.split(lines[-1])[:3] == ["triforce", "summarize", str(book)]
     monkeypatch.setattr(profile_plans, "free_host_memory", lambda: 8 * GIB)
     code, out, err = triforce_here("profile", "--gpu", "cpu")
-    assert code == 0 and "131,072 tokens take long" in err and out.splitlines()[-1].startswith("triforce summarize ")
+    assert (
+        code == 0
+        and "131,072 tokens at once take too long" in err
+        and out.splitlines()[-1].startswith("triforce summarize ")
+    )
     assert json.loads(triforce_here("profile", "--gpu", "a100", "--json").stdout)["plan"]["context"] == 131072
 
 
@@ -174,7 +177,7 @@ def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
     args = ("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--offload", "none")
     result = triforce(*args)
     assert result.returncode == 1
-    assert "triforce generate" not in result.stdout
+    assert "triforce summarize" not in result.stdout
     error, hint = result.stderr.splitlines()
     assert "131,072 tokens do not fit" in error
     assert "--offload auto" in hint

@@ -12,6 +12,7 @@ from tests.support.command import refused
     [
         (("generate", "hi", "--temprature", "0"), ("no option --temprature", "did you mean --temperature?")),
         (("generate", "hi", "--max-tokens", "5"), ("no option --max-tokens", "use --max-new-tokens N")),
+        (("generate", "hi", "--color", "never"), ("put it before the command",)),
         (("generate", "-ngl", "9", "hi"), ("no option -ngl", "--memory 22GiB")),
         (("generate", "hi", "--chunk=9"), ("--chunk has no option", "--set chunk=VALUE")),
         (("generate", "hi", "--set", "chnk=9"), ("there is no setting 'chnk'", "did you mean chunk?")),
@@ -28,6 +29,7 @@ from tests.support.command import refused
         (("generate", "hi", "--memory", "much"), ("memory: 'much' is not a size",)),
         (("generate", "hi", "--regex", "a", "--json-schema", "{}"), ("contradict each other",)),
         (("serve", "--port", "99999"), ("--port is to be less than or equal to 65535",)),
+        (("rm", "x"), ("no command 'rm'", "triforce models rm")),
         (("cache", "rm"), ("error: ID is missing", "triforce cache rm --help")),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
@@ -53,6 +55,7 @@ def test_a_file_that_is_given_as_the_prompt(triforce_here, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     Path("my book.txt").write_text("The cat sat.")
     refused(triforce_here("generate", "my book.txt", "Who?"), "triforce generate -f 'my book.txt' 'Who?'")
+    refused(triforce_here("my book.txt"), "did you mean triforce summarize 'my book.txt'?")
     refused(triforce_here("generate", "Who?", "my book.txt"), "triforce generate -f 'my book.txt' 'Who?'")
     code, out, err = triforce_here("generate", "my book.txt", "-n", "3")
     assert code == 0 and out

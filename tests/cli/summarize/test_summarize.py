@@ -139,6 +139,7 @@ def test_a_folder_stands_for_its_texts_which_are_listed(triforce, story, tmp_pat
     for name in ("b.md", "a.txt", "picture.png", ".hidden.txt", "c.EPUB/x.txt"):
         (tmp_path / "books" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "books" / name).write_text("One cat.")
+    (tmp_path / "books" / "empty.txt").touch()
     code, out, err = triforce("summarize", tmp_path / "books", *GREEDY, "--json")
     assert code == 0 and err.startswith(f"{tmp_path / 'books'}: 2 files: a.txt, b.md\n")
     assert [event["document"][-5:] for event in events(out) if event["type"] == "section"] == ["a.txt", "/b.md"]
