@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TOKENS = 128  # per block; a shared prefix is reused in whole blocks, which are whole windows of quantised ones
 LEAST = 500  # tokens; shorter prompts are not saved
-VERSION = 5  # of the file format and of the arithmetic
+VERSION = 6  # of the file format and of the arithmetic
 # Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
 _IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "logit_scale")
 
