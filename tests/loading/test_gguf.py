@@ -109,6 +109,14 @@ def test_keys_that_few_files_have_are_read(tmp_path):
     assert shape.rope["beta_fast"] == 16 and 7 in shape.eos_ids and shape.intermediate == 96
 
 
+def test_parts_are_known_by_their_names(tmp_path):
+    whole, first = tmp_path / "whole.gguf", tmp_path / "m-00001-of-00002.GGUF"
+    write_gguf(whole, make_hf_model("llama", tie_word_embeddings=False))
+    whole.rename(first)
+    with pytest.raises(CheckpointError, match=r"one of 2 parts, and m-00002-of-00002\.GGUF is missing"):
+        GGUFCheckpoint(first)
+
+
 @pytest.mark.parametrize(("number", "kind"), [(41, "Q1_0"), (42, "Q2_0"), (9, "Q8_1"), (99, "type 99")])
 def test_a_type_that_cannot_be_dequantised_is_refused_by_its_name(tmp_path, number, kind):
     path = tmp_path / "model.gguf"

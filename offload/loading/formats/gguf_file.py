@@ -23,7 +23,7 @@ _ALIGNMENT = 32  # bytes, of tensors, where the file names none
 _NUMBERS = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "?", "", "", "u8", "i8", "f8")  # numpy's names, by type of value
 _TEXT, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"-\d{5}-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 _PARTS_KEY = "split.count"
 # By the number of a type: its name, weights in a block, and bytes of a block; the gguf package knows further ones.
 _TYPES = {
@@ -54,7 +54,8 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.paths = [path]
         self._parts = [_Part(path)]
-        count = self._parts[0].value(_PARTS_KEY) or 1
+        named = _PART.search(path.name)
+        count = self._parts[0].value(_PARTS_KEY) or (int(named[1]) if named else 1)
         if count > 1:
             self.paths = _part_paths(path, count)
             self._parts = [_Part(each) for each in self.paths]
@@ -80,7 +81,7 @@ def _part_paths(path: Path, count: int) -> list[Path]:
     if match is None:
         raise CheckpointError(f"{path} is one of {count} parts, and its name does not say which", "rename it back")
     start = path.name[: match.start()]
-    paths = [path.with_name(f"{start}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    paths = [path.with_name(f"{start}-{number:05}-of-{count:05}{match[2]}") for number in range(1, count + 1)]
     for part in paths:
         if not part.is_file():
             raise CheckpointError(f"{path} is one of {count} parts, and {part.name} is missing", "fetch it too")
