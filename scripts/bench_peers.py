@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from random_model import FORMATS, SHAPES, write_random_gguf
+from random_gguf import FORMATS, write_random_gguf
+from random_model import SHAPES
 
 from offload import EngineConfig, open_model
 from offload.hardware.microbenchmarks import read_rate
