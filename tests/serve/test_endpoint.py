@@ -185,6 +185,13 @@ def test_what_other_servers_take_is_no_error(client):
     assert response.status_code == 200 and response.json()["usage"]["total_tokens"] == 512
 
 
+@pytest.mark.parametrize(("role", "keeps"), [("user", True), ("system", False), ("tool", False)])
+def test_parts_are_one_text_for_templates_that_would_write_them_as_a_list(role, keeps):
+    message = {"role": role, "tool_call_id": "c", "content": [{"type": "text", "text": "a"}] * 2}
+    (found,) = parse_request(json.dumps({"messages": [message]}).encode(), True).messages
+    assert found.content == "aa" and ("content" in found.more) is keeps
+
+
 def test_fields_of_messages_and_variables_are_given_to_the_template(endless, tmp_path):
     shutil.copytree(endless, folder := tmp_path / "reads")
     parts = "{% for p in m.content %}{{ p.text or p.thinking }}{% endfor %}"

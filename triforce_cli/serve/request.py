@@ -158,7 +158,9 @@ def _message(value: Any, where: str) -> ChatMessage:
     if not isinstance(parts, list) or not all(map(_is_part, parts)):
         raise ApiError(400, f"the content of {where} is no text, and no list of text parts", param=where)
     text = "".join(part["text"] for part in parts if part["type"] == "text")
-    return ChatMessage(_ROLES[role], text, more=more | ({"content": parts} if parts else {}))
+    # Templates that take parts from users write lists of others as they are.
+    keeps = role in ("user", "assistant") or any(part["type"] != "text" for part in parts)
+    return ChatMessage(_ROLES[role], text, more=more | ({"content": parts} if parts and keeps else {}))
 
 
 def _is_part(part: Any) -> bool:
