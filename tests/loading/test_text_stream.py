@@ -251,6 +251,8 @@ def test_marks_are_decoded_and_other_special_tokens_are_not(marks, text, thought
         (MARKS, ANALYSIS + "<|start|>assistant<|channel|>final <|constrain|>json<|message|>", False),
         (THINK, "<think></think>", True),
         (THINK, "", True),
+        (("<|user|>", "<|end|>"), "", True),  # of Phi, which does not think
+        (("<|end|>", *THINK), "<think></think>", True),
         (COMMAND.marks, "<|START_THINKING|>a<|END_THINKING|>\n<|START_RESPONSE|>", False),
         (GEMMA.marks, "<|channel>thought\na<channel|>", True),
         (MISTRAL.marks, "[THINK]a[/THINK]", True),

@@ -137,6 +137,7 @@ OTHERS = {  # what templates write of a call in other ways, and their marks
     "minimax": ("]<]minimax[>[<tool_call>\n{N", "}\n</tool_call>", "minimax"),
     "glm": ("\n<tool_call>NAME\n<arg_key>place</arg_key>", "</tool_call>", "<arg_key>"),
     "qwen coder": ("<tool_call>\n<function=NAME>", "</function>\n</tool_call>", "<function="),
+    "seed": ("<seed:tool_call>\n<function=NAME>", "</seed:tool_call>", "<seed:tool_call>"),
     "command": ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "NAME", ', "}]", "tool_name"),
     "nothing": ("", "", "no calls of tools"),
 }
@@ -151,6 +152,7 @@ def test_a_template_that_writes_calls_in_another_way_is_refused_with_its_mark(ot
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}{{ CALL }}"
     )
+    source = "{% for t in tools or [] %}{{ t.function.parameters.properties | tojson }}{% endfor %}" + source
     source += "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     with pytest.raises(PromptError, match=re.escape(mark)):
         tool_format(ChatTemplate(source.replace("CALL", call), {}))

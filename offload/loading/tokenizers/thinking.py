@@ -66,7 +66,11 @@ FORMATS = (
 
 def thinking_format(template: str) -> ThinkingFormat | None:
     """Return how the model of a chat template thinks; None: it does not."""
-    return next((each for each in FORMATS if each.opening in template or each.closing in template), None)
+
+    def writes(form: ThinkingFormat) -> bool:  # <|end|> alone ends messages of Phi and others
+        return form.opening in template or (form.closing in template and not form.has_messages)
+
+    return next(filter(writes, FORMATS), None)
 
 
 def overlap(text: str, mark: str) -> int:

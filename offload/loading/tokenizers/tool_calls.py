@@ -53,7 +53,8 @@ FORMATS = (
 )
 _PROBE = "weather_in_oslo"
 _CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _PROBE, "arguments": {"place": "Oslo"}}}
-_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+_NOTHING = {"type": "object", "properties": {}}
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": _NOTHING}}
 
 
 def tool_format(template: ChatTemplate) -> ToolFormat:
