@@ -164,7 +164,7 @@ def test_paths_of_other_interfaces(client):
     assert client.get("/models").json() == client.get("/v1/models").json()
     assert client.get("/v1/health").json() == {"status": "ok"}
     assert client.post("/chat/completions", json=ASKED | {"max_tokens": 1}).json()["object"] == "chat.completion"
-    for path in ("/api/generate", "/api/chat", "/v1/responses", "/v1/messages", "/v1/embeddings"):
+    for path in ("/api/generate", "/api/chat", "/v1/responses", "/v1/messages", "/v1/embeddings", "/embeddings"):
         response = client.post(path, json={})
         assert response.status_code == 404 and "not there; " in response.json()["error"]["message"]
 

@@ -63,9 +63,13 @@ def _markdown(kind: str, data: bytes) -> str:
 
 def _pdf(data: bytes) -> tuple[str, list[str]]:
     """Return the text of all pages, with words that a line's end divides in one, and the names of pages without any."""
-    from pypdfium2 import PdfDocument
+    from pypdfium2 import PdfDocument, PdfiumError
 
-    pages = [page.get_textpage().get_text_range().replace("\ufffe", "") for page in PdfDocument(data)]
+    document, pages = PdfDocument(data), list[str]()
+    for number in range(len(document)):
+        pages.append("")
+        with suppress(PdfiumError):  # a damaged page
+            pages[-1] = document[number].get_textpage().get_text_range().replace("\ufffe", "")
     unread = [f"page {number}" for number, page in enumerate(pages, 1) if not page.strip()]
     return "\n\n".join(pages), unread
 

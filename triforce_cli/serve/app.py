@@ -37,9 +37,9 @@ _OPEN = {*_PAGE, "/health", "/v1/health", "/ready"}  # need no key: nothing secr
 _WATCHED = _OPEN | {"/metrics"}
 _CHAT, _MODELS = "POST /v1/chat/completions", "GET /v1/models"
 _ELSEWHERE = {  # paths of other interfaces, and what to use here
-    **dict.fromkeys(("/v1/responses", "/v1/messages", "/api/chat"), f"use {_CHAT}"),
-    "/api/generate": "use POST /v1/completions",
-    "/v1/embeddings": "this server generates text and makes no embeddings",
+    **dict.fromkeys(("/v1/responses", "/responses", "/v1/messages", "/messages", "/api/chat"), f"use {_CHAT}"),
+    **dict.fromkeys(("/api/generate", "/completion"), "use POST /v1/completions"),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/api/embed"), "this server generates text, no embeddings"),
     **dict.fromkeys(("/api/tags", "/api/show"), f"use {_MODELS}"),
 }
 # The page runs its own script and style alone, and talks to its own server alone.
