@@ -50,9 +50,8 @@ class Conversation:
 
     @property
     def contents(self) -> str:
-        """What the conversation consists of, for the user."""
-        counts = counted(len(self.documents), "file"), counted(len(self.turns), "question")
-        return f"this conversation has {counts[0]} and {counts[1]}"
+        """The number of files and of questions, for the user."""
+        return f"{counted(len(self.documents), 'file')}, {counted(len(self.turns), 'question')}"
 
     def messages(self, question: str) -> list[ChatMessage]:
         """Return the messages of the prompt that asks a further question, joined with files as by `generate -f`."""

@@ -78,7 +78,7 @@ def run_command(line: str, chat: ChatSession) -> None:
     name, _, argument = line.partition(" ")
     command, argument = COMMANDS.get(name), argument.strip()
     if command is None:
-        hint = f"{did_you_mean(name, COMMANDS)}/help lists them; // begins a question with a slash"
+        hint = f"{did_you_mean(name, COMMANDS)}/help lists them; for a question that begins with a slash, type //"
         raise PromptError(f"there is no command {name}", hint)
     if bool(argument) != bool(command.argument):
         need = "needs an argument" if command.argument else "takes no argument"

@@ -71,12 +71,9 @@ def _known() -> Iterator[tuple[str, str, str, str]]:
         for name in sorted(
             names, key=lambda name: (not is_current(name), not HUB_MODELS[name].is_free, weight_bytes(name))
         ):
-            yield (
-                f"  {name}",
-                size(weight_bytes(name)),
-                f"{KNOWN[name].context:,}",
-                HUB_MODELS[name].note.partition(": accept")[0],
-            )
+            licence, gated, _ = HUB_MODELS[name].note.partition("; gated")
+            shown = f"gated: {licence}" if gated else licence  # first, or a narrow terminal cuts it off
+            yield f"  {name}", size(weight_bytes(name)), f"{KNOWN[name].context:,}", shown
 
 
 @models.command(cls=Command)

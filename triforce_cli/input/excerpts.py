@@ -42,7 +42,10 @@ def parse_position(text: str) -> Position:
     """Return the position that "10%", "2000" or "2K" stands for. Raises SettingsError."""
     match = _PERCENT.fullmatch(text.strip())
     if match is None:
-        return Position(tokens=0 if text.strip() == "0" else parse_tokens(text))
+        try:
+            return Position(tokens=0 if text.strip() == "0" else parse_tokens(text))
+        except SettingsError as error:
+            raise SettingsError(error.message, f"{error.hint}, or as a part of the text: 10%") from None
     percent = float(match[1])
     if percent > 100:
         raise SettingsError(f"{text.strip()} is more than the whole document", "use 0% to 100%")

@@ -77,7 +77,7 @@ def test_commands_and_wrong_lines_over_a_pipe(chat, tmp_path):
     wrong = ("/nope", "/undo", "/save", "/exit now", f"/add {other}", "/add no-such-file", "//Who?", "/bye", "Unasked?")
     result = chat(*lines, *wrong)
     assert result.returncode == 1 and len(result.stdout.split("\n\n")) == 3  # // begins a question with a slash
-    said = ("this conversation has 2 files and 1 question", "has 2 files and 0 questions", "/undo ")
+    said = ("\n2 files, 1 question\n", "\n2 files, 0 questions\n", "/undo ")
     assert all(each in result.stderr for each in said)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     words = ("/nope", "no question yet", "needs an argument", "no argument", "already", "no-such-file")

@@ -53,4 +53,4 @@ def test_known_models_come_by_memory_class_current_ones_first(triforce_here, hub
     ]
     places = [out.index(name) for name in names]
     assert places == sorted(places)
-    assert "Apache 2.0" in out and "gated" in out and "InternLM" not in out
+    assert "Apache 2.0" in out and "gated: Llama 3.2" in out and "InternLM" not in out

@@ -23,8 +23,9 @@ def test_positions_as_people_write_them():
     assert parse_position("2K").of(10) == 2048
     assert parse_position("0").of(10) == 0
     for wrong in ("-5", "101%", "ten", "", "5%%"):
-        with pytest.raises(SettingsError):
+        with pytest.raises(SettingsError) as raised:
             parse_position(wrong)
+        assert "%" in raised.value.hint
 
 
 def test_ranges_join_to_the_whole_text():
