@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from scripts.random_model import VOCAB, write_random_model
 
@@ -61,10 +62,9 @@ def timed(run: Callable[[], object], device: str) -> float:
     """Return the median seconds of `run`, by CUDA events on a GPU."""
     times = []
     run()
+    if device == "cpu":
+        return statistics.median(timeit.repeat(run, number=1, repeat=50))
     for _ in range(50):
-        if device == "cpu":
-            times.append(timeit.timeit(run, number=1))
-            continue
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
         run()
@@ -266,10 +266,22 @@ def check_book(device: str) -> Iterator[Result]:
         events = [json.loads(line) for line in done.stdout.splitlines()]
         answer = "".join(event["text"] for event in events if event["type"] == "text")
         first = first or answer
-        note = "" if answer == first else "; the text differs from the CPU's"
+        note = (
+            "" if answer == first else f"; differs from the CPU's by a logit of {cpu_margin(model, text, answer):.3g}"
+        )
         yield Result(name, events[-1]["tokens_per_s"] or 0.0, f"tokens/s{note}")
     if failed:
         raise RuntimeError("; ".join(failed))
+
+
+def cpu_margin(model: str, text: str, answer: str) -> float:
+    """Return how much higher the CPU's logit of its own token is than of the answer's, where they first differ."""
+    from offload import EngineConfig, Sampling, open_model
+
+    opened = open_model(EngineConfig(model=model, device="cpu"))
+    ids, emitted = opened.tokenizer.chat(text, None), opened.tokenizer.encode(answer, False)
+    replay = opened.load().replay(ids, emitted, Sampling(temperature=0))
+    return replay.divergences[0].margin if replay.divergences else 0.0
 
 
 def measure(engine: Any, ids: list[int], method: Any, new: int) -> tuple[float, tuple[Any, ...]]:
@@ -318,13 +330,10 @@ def check_headline(device: str) -> Iterator[Result]:
     """
     from offload import EngineConfig, Speculation, open_model
 
-    large = device == "cuda"
-    budget = 4096 if large else 256
+    budget = 4096 if (large := device == "cuda") else 256
     with tempfile.TemporaryDirectory() as name:
-        started = time.perf_counter()
         target = str(write_random_model(Path(name) / "target", "llama-2-7b" if large else "tiny", device))
         draft = str(write_random_model(Path(name) / "draft", "llama-68m" if large else "tiny", device))
-        yield Result("write random weights", time.perf_counter() - started, "s")
         opened = open_model(EngineConfig(target, device=device), speculation=Speculation("triforce", draft))
         methods = {
             "ar": Speculation("ar"),
@@ -342,8 +351,10 @@ def check_headline(device: str) -> Iterator[Result]:
                 plan = planned(target, tokens, mode, method) if large and method != "triforce" else {}
                 new = 32 if mode == "none" and large else 6 if method == "ar" else 16
                 yield from level_times(f"{mode}, {method}", *measure(engine, ids, settings, new), plan.get("chosen"))
-            if mode == "stream" and large:
-                write_trace(engine, ids, methods["triforce"])
+            if mode == "stream" and large:  # a trace of some cycles beside the results
+                with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+                    measure(engine, ids, methods["triforce"], 3)
+                trace.export_chrome_trace("results-trace.json.gz")
             del engine
 
 
@@ -357,15 +368,6 @@ def level_times(name: str, seconds: float, levels: tuple[Any, ...], plan: dict[s
             yield Result(f"{what}, a verification", verify_ms, "ms", plan and 1e3 * plan["verify_s"])
             draft_ms = plan and 1e3 * plan["draft_s"] / plan["gamma2"]
             yield Result(f"{what}, a drafted token", 1e3 * level.draft_s / level.drafted, "ms", draft_ms)
-
-
-def write_trace(engine: Any, ids: list[int], method: Any) -> None:
-    """Write a trace of some cycles beside the results."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-        measure(engine, ids, method, 3)
-    trace.export_chrome_trace("results-trace.json.gz")
 
 
 def check_prefill(device: str) -> Iterator[Result]:
@@ -421,8 +423,7 @@ def run_step(number: int, device: str, output: Path) -> int:
 def supervise(number: int, device: str, output: Path) -> None:
     """Run a step in a process of its own; at its limit end the process with all that it has started."""
     command = [sys.executable, str(Path(__file__)), "--step", str(number), "--device", device, "--json", str(output)]
-    is_interpreted = device == "cpu" and STEPS[number].run is check_kernels
-    environment = os.environ | ({"TRITON_INTERPRET": "1"} if is_interpreted else {})
+    environment = os.environ | ({"TRITON_INTERPRET": "1"} if (device, number) == ("cpu", 2) else {})
     process = subprocess.Popen(command, start_new_session=True, env=environment)
     try:
         code = process.wait(STEPS[number].limit)
@@ -450,9 +451,7 @@ def print_table(output: Path, numbers: list[int]) -> bool:
         for row in own:
             if "what" in row:
                 value = row["value"] if isinstance(row["value"], str) else f"{row['value']:.4g}"
-                ratio = (
-                    f"; planned {row['planned']:.4g}: x {row['value'] / row['planned']:.2f}" if row["planned"] else ""
-                )
+                ratio = f"; planned {plan:.4g}: x {row['value'] / plan:.2f}" if (plan := row["planned"]) else ""
                 print(f"  {row['what']:60} {value} {row['unit']}{ratio}")
     return failed
 
