@@ -106,7 +106,7 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
         ({"prompt": "a", "zzz": 1}, "--ignore-unknown", "zzz"),
         ({"prompt": "a", "temperature": -1}, "temperature is -1", "temperature"),
         ({"prompt": "a", "max_tokens": True}, "give a whole number", "max_tokens"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; ask for at least 1", "max_tokens"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; use a whole number", "max_tokens"),
         ({"prompt": "a", "max_tokens": 600}, "maximum context length is 512 tokens; the prompt has", "max_tokens"),
         ({"prompt": [1] * 512}, "this model's maximum context length is 512 tokens", "prompt"),
         ({"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}, "both given", "max_completion_tokens"),
