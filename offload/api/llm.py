@@ -119,8 +119,8 @@ class LLM:
         Text and question are one user message in the model's chat template; a model without one continues the text.
         `options` are those of AskOptions, such as `temperature=0`, `seed=1` or `stop="\\n"`.
 
-        Raises PromptError if the prompt is no text or exceeds the context, SettingsError for wrong options, OutOfMemory
-        if weights and KV cache do not fit.
+        Raises PromptError if the prompt is not text or exceeds the context, SettingsError for wrong options, and
+        OutOfMemory if weights and KV cache do not fit.
         """
         request = self._question(text, question, options)
         length = len(request.ids) + request.config.max_new_tokens
@@ -133,7 +133,7 @@ class LLM:
         """Return what answers several questions about one text, whose keys and values it keeps from the first one on.
 
         `room` is the tokens that a question and its answer may take without reading the text again. Raises PromptError
-        for what is no text, OutOfMemory if weights and KV cache do not fit.
+        for what is not text, OutOfMemory if weights and KV cache do not fit.
         """
         require(type(room) is int, f"room is {short_repr(room)}", "use a number of tokens, such as 2048")
         require_tokens("room", room, 1, "use a number of tokens, such as 2048")

@@ -47,7 +47,7 @@ class QuotableTokens:
     """The tokens of a vocabulary by their bytes, for the matchers of all documents."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
-        """`tokens` are the bytes of each token, none for one that is no text."""
+        """`tokens` are the bytes of each token, none for one that is not text."""
         self.data = tokens
         self.numbers: dict[bytes, list[int]] = {}  # of tokens without a quotation mark
         self.marked = [token for token, data in enumerate(tokens) if _MARK in data]

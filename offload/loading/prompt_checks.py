@@ -33,7 +33,7 @@ def token_ids(ids: Iterable[int]) -> list[int]:
     for position, token in enumerate(result):
         if type(token) is not int:
             if isinstance(token, bool) or not hasattr(token, "__index__"):
-                wrong = f"{short_repr(token)} at position {position:,} is no token id"
+                wrong = f"{short_repr(token)} at position {position:,} is not a token id"
                 raise PromptError(wrong, _IDS_HINT)
             result[position] = int(token)
     return result

@@ -145,7 +145,7 @@ def test_the_engine_describes_its_kernel(tiny_model_dir):
         ([267], 4, "token id 267 at position 0"),
         ([0] * 9000, 4, "9,004 tokens, prompt and answer, exceed the model's context of 2,048"),
         ([0] * 2000, 49, "2,049 tokens"),
-        ([5, 1.5], 4, "1.5 at position 1 is no token id"),
+        ([5, 1.5], 4, "1.5 at position 1 is not a token id"),
         ([True, False], 4, "True at position 0"),
         ("hello", 4, "'hello', of type str, are no token ids"),
         ([None], 4, "None at position 0"),

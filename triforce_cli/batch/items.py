@@ -61,7 +61,7 @@ class BatchItem:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no item, and why. `id` is None where the line has none that can be read."""
+    """A line that is not an item, and why. `id` is None where the line has none that can be read."""
 
     line: int
     id: Id | None

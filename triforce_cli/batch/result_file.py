@@ -27,7 +27,7 @@ class ResultFile:
     def __init__(self, path: Path, warn: Warn) -> None:
         """Open or create the file, and drop a last line that was cut. Raises SettingsError, and changes no other file.
 
-        What is no regular file, such as a named pipe, has nothing to resume from.
+        What is not a regular file, such as a named pipe, has nothing to resume from.
         """
         self.finished: set[Id] = set()
         self._lock: Any = None
@@ -95,7 +95,7 @@ class ResultFile:
         if not is_whole and not is_cut:
             events.append(None)  # of another kind of file
         if None in events:
-            raise self._error(f"line {events.index(None) + 1} is no result of a batch, and nothing is appended to it")
+            raise self._error(f"line {events.index(None) + 1} is not a batch result: nothing is appended")
         self.finished = {event["id"] for event in events if event and event["type"] == RESULT}
         if last and is_whole:
             self._file.write(b"\n")

@@ -111,7 +111,7 @@ def load_conversation(path: Path) -> Conversation:
         raise unreadable(path, error) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         hint = "give a file that `/save` or --session of triforce chat has written"
-        raise PromptError(f"{path} is no saved conversation: {first_line(error)}", hint) from None
+        raise PromptError(f"{path} is not a saved conversation: {first_line(error)}", hint) from None
 
 
 def _turn(saved: Any) -> Turn:
@@ -126,6 +126,6 @@ def _documents(saved: Any) -> tuple[Document, ...]:
 def _text(value: Any) -> str:
     """Return a text that can be encoded. Raises TypeError, ValueError."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not text")
     value.encode()
     return value

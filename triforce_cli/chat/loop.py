@@ -97,7 +97,7 @@ class Lines:
     def read(self, status: Callable[[], str]) -> str | None:
         """Return the next line, None at the end; an editor may show the `status`.
 
-        Raises KeyboardInterrupt, and PromptError for a line that is no text.
+        Raises KeyboardInterrupt, and PromptError for a line that is not text.
         """
         if self._terminal.stdin_is_terminal:
             self._terminal.draw("> ")

@@ -172,7 +172,7 @@ def read_prompt(argument: str | None, files: Sequence[Path | str], stdin: Any, w
     The file `-` is standard input, and so is the argument `-`; without them, standard input comes after the files if
     something is piped or redirected into it (a terminal and /dev/null are not read). Parts are joined with exactly one
     blank line: newlines around a joint are replaced, everything else is unchanged. Blank parts are left out, with a
-    warning if they were named. Raises PromptError for a file that cannot be read or is no text, and if nothing is left.
+    warning if they were named. Raises PromptError for a file that cannot be read or is not text, and if all are blank.
     """
     if argument == str(STDIN):
         files, argument = [*files, STDIN], None

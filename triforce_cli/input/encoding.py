@@ -30,7 +30,7 @@ def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
         if guessed is None:
             where = f" at byte {error.start:,}" if isinstance(error, UnicodeDecodeError) else ""
             hint = "give plain text, best saved as UTF-8; iconv converts other encodings"
-            raise PromptError(f"{name} is no text: not valid {marked}{where}", hint) from None
+            raise PromptError(f"{name} is not text: not valid {marked}{where}", hint) from None
         text = guessed
     if "\0" in text:
         raise PromptError(f"{name} is binary (it holds NUL bytes)", "give plain text; iconv converts other encodings")

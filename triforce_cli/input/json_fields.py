@@ -29,7 +29,7 @@ def parse_object(data: bytes | str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def has_type(value: Any, wanted: FieldType) -> bool:

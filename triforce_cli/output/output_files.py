@@ -19,7 +19,7 @@ def check_file(path: Path, option: str, example: str) -> None:
     if path.is_dir():
         raise SettingsError(f"{path} is a folder", f"give {option} a file, such as {example}")
     if path.exists() and not path.is_file():
-        raise SettingsError(f"{path} is no regular file", f"give {option} a file, such as {example}")
+        raise SettingsError(f"{path} is not a regular file", f"give {option} a file, such as {example}")
     if not os.access(folder, os.W_OK):
         raise SettingsError(f"{folder} is not writable", f"choose another folder for {option}")
 

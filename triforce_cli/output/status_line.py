@@ -24,7 +24,7 @@ class StatusLine:
     """A line on stderr: below the text where stdout is a terminal too, in a line of its own where it is not.
 
     All text must go through `write` and `think`. The line is erased before text that reaches its row, and drawn again
-    where the cursor certainly stands on an empty cell. Nothing is drawn where stderr is no terminal or a dumb one.
+    where the cursor certainly stands on an empty cell. Nothing is drawn where stderr is not a terminal or a dumb one.
     """
 
     def __init__(self, terminal: Terminal, interval: float | None = INTERVAL) -> None:

@@ -136,7 +136,7 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ApiError(400, f"{name} cannot be used with tools", "unsupported_field", name)
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages is no list of messages", param="messages")
+        raise ApiError(400, "messages is not a list of messages", param="messages")
     return {
         "messages": [_message(message, f"messages[{number}]") for number, message in enumerate(messages)],
         "think": think,
@@ -150,13 +150,13 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
 def _message(value: Any, where: str) -> ChatMessage:
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
-        raise ApiError(400, f"{where} is no object with a role of {', '.join(_ROLES)}", param=where)
+        raise ApiError(400, f"{where} is not an object with a role of {', '.join(_ROLES)}", param=where)
     more, content = message_fields(value, where), value.get("content")
     if isinstance(content, str):
         return ChatMessage(_ROLES[role], content, more=more)
     parts = content or [] if content or more or role == "assistant" else None
     if not isinstance(parts, list) or not all(map(_is_part, parts)):
-        raise ApiError(400, f"the content of {where} is no text, and no list of text parts", param=where)
+        raise ApiError(400, f"the content of {where} is neither text nor a list of text parts", param=where)
     text = "".join(part["text"] for part in parts if part["type"] == "text")
     # Templates that take parts from users write lists of others as they are.
     keeps = role in ("user", "assistant") or any(part["type"] != "text" for part in parts)
@@ -173,7 +173,7 @@ def _completion(values: Mapping[str, Any]) -> dict[str, Any]:
     given = values.get("prompt")
     prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
     if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
-        raise ApiError(400, "prompt is no text, no list of texts, and no list of token ids", param="prompt")
+        raise ApiError(400, "prompt is neither text, a list of texts, nor a list of token ids", param="prompt")
     return {"prompts": prompts, "logprobs": _count(values, "logprobs")}
 
 
@@ -232,7 +232,7 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     if "stop" in values:
         stops = [values["stop"]] if isinstance(values["stop"], str) else values["stop"]
         if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops) or len(stops) > MOST_STOPS:
-            raise ApiError(400, f"stop is no text, and no list of up to {MOST_STOPS} texts", param="stop")
+            raise ApiError(400, f"stop is neither text nor a list of up to {MOST_STOPS} texts", param="stop")
         options["stop"] = tuple(stops)
     return options
 
@@ -246,7 +246,7 @@ def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("json_object", "json_schema"):
         message = f"{_FORM} {short_json(kind)} is not supported: text, json_object and json_schema are"
         raise ApiError(400, message, "unsupported_field", _FORM)
-    schema = _typed(form, "json_schema", OBJECT, {}).get("schema") or form.get("schema")  # the latter as in llama.cpp
+    schema = _typed(form, "json_schema", OBJECT, {}).get("schema", form.get("schema"))  # the latter as in llama.cpp
     schema = {"type": "object"} if schema is None and kind == "json_object" else schema
     if not isinstance(schema, dict):
         raise ApiError(400, f"{_FORM} has no schema, which is an object in json_schema", param=_FORM)

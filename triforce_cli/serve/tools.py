@@ -46,7 +46,7 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
         message = f"tool_choice is {short_json(choice)}; give {', '.join(_CHOICES)} or a function"
         raise ApiError(400, message, param="tool_choice")
     if not isinstance(given, list) or len(given) > MOST_TOOLS:
-        raise ApiError(400, f"tools is no list of up to {MOST_TOOLS} tools", param="tools")
+        raise ApiError(400, f"tools is not a list of up to {MOST_TOOLS} tools", param="tools")
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)]
     called = [tool for tool in tools if named in (None, tool.name)]
     if not called and (named is not None or choice == "required"):
@@ -94,7 +94,7 @@ def message_fields(value: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ApiError(400, f"{where} has no tool_call_id, which is a text", param=where)
     calls = fields.pop("tool_calls", None) or []
     if calls and (not isinstance(calls, list) or value["role"] != "assistant"):
-        raise ApiError(400, f"tool_calls of {where} is no list of an assistant's message", param=where)
+        raise ApiError(400, f"tool_calls of {where} is not a list of an assistant's message", param=where)
     return fields | ({"tool_calls": [_call(call, where) for call in calls]} if calls else {})
 
 

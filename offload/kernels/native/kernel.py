@@ -177,7 +177,7 @@ class Kernel:
         require(width % BLOCK == 0, f"rows of {width} are no multiple of {BLOCK}")
         check("y", y, y.shape, *FLOATS)
         size = y.shape if weight is not None else (*y.shape[:-1], 2 * width)
-        require(x.shape == size and x.dtype == y.dtype and x.is_cpu, "x is no match for y")
+        require(x.shape == size and x.dtype == y.dtype and x.is_cpu, "x and y do not match")
         is_dense = x.stride()[1:] == (x.shape[2], 1) if has_heads else x.is_contiguous()
         require(is_dense, "rows of x are not contiguous")
         call = Rows(x=x.data_ptr(), weight=address(weight), y=y.data_ptr(), rows=y.numel() // width, width=width)

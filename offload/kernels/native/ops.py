@@ -112,7 +112,7 @@ class NativeLinear:
         """Raise InvalidCall if these are no rows that the linear multiplies."""
         inputs, dtype = self.sizes
         is_right = x.dim() == 2 and x.shape[1] == inputs and x.dtype == dtype and x.is_contiguous() and x.is_cpu
-        require(is_right, "x is no contiguous rows of the linear's inputs, in bf16, or fp32 beside plain weights")
+        require(is_right, "x is not contiguous rows of the linear's inputs, in bf16, or fp32 beside plain weights")
 
     @cached_property
     def sizes(self) -> tuple[int, torch.dtype]:

@@ -80,7 +80,7 @@ def resolve(name: str) -> ModelSource:
         path = Path(name).expanduser()
         exists = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, no permission
-        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", EVERY_FORM) from error
+        raise ModelNotFound(f"{name[:80]} is not a usable path: {error}", EVERY_FORM) from error
     if exists:
         return ModelSource("path", str(path))
     gguf = _HUB_GGUF.fullmatch(name)

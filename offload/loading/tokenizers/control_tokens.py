@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SALT = secrets.token_hex(8)  # no document knows it
 _ESCAPED = re.compile(rf"\[{_SALT}-(\d+)\]")
-_MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL).fullmatch  # an added token that is no text
+_MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL).fullmatch  # an added token that is not text
 
 
 class ControlTokens:

@@ -22,7 +22,7 @@ class ThinkingFormat(NamedTuple):
 
     Args:
         opening, closing: stand around the thinking. A template that has one of them writes this format.
-        label: follows the opening and is no thinking.
+        label: follows the opening and is not part of the thinking.
         answer: stand around the answer.
         has_messages: whether thinking and answers are messages of the harmony format.
     """

@@ -35,7 +35,7 @@ class TokenBytes:
         self._special = {token: each.content for token, each in added if each.special}
 
     def __call__(self, token: int) -> bytes:
-        """Return the bytes of a token; none for an id that is no token, of padded embeddings."""
+        """Return the bytes of a token; none for an id that is not a token, of padded embeddings."""
         if token in self._special:
             return self._special[token].encode()
         piece = self._backend.id_to_token(token) or ""

@@ -91,7 +91,7 @@ class Tokenizer:
         """Return the token ids of a text; with `special_tokens`, also those around it, such as BOS.
 
         A long text is encoded piece by piece where that gives the same ids; `progress` is called after each piece, with
-        the characters done and all of them. Raises PromptError for what is no text.
+        the characters done and all of them. Raises PromptError for what is not text.
         """
         check_text(text)
         if len(text) <= PIECE or not self._can_cut:

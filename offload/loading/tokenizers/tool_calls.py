@@ -175,7 +175,7 @@ class CallReader:
         return Call(name, rest[:end])
 
     def _let_through(self) -> str:
-        """Return the pending text that is no call, without what may be the beginning of one."""
+        """Return the pending text that is not a call, without what may be the beginning of one."""
         if self._waits != self._form.begin:
             return ""
         kept = overlap(self._pending, self._form.begin)

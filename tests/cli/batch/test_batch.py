@@ -193,7 +193,7 @@ def test_a_file_of_something_else_is_not_changed(triforce, prompts, tmp_path):
     assert_error(triforce("generate", "--batch", file, "-o", file), 2, "are the same file")
     other = tmp_path / "other.jsonl"
     other.write_bytes(before)
-    assert_error(triforce("generate", "--batch", file, "-o", other), 2, "line 1 is no result")
+    assert_error(triforce("generate", "--batch", file, "-o", other), 2, "line 1 is not a batch result")
     assert file.read_bytes() == other.read_bytes() == before
     assert_error(triforce("generate", "--batch", file, "-o", tmp_path), 2, "--output")
     assert_error(triforce("generate", "--batch", file, "-o", tmp_path / "none" / "a.jsonl"), 2, "no such file")

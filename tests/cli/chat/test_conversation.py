@@ -58,14 +58,14 @@ def test_a_file_holds_all_of_it_for_its_owner_alone(conversation, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda saved: [], "no saved conversation"),
+        (lambda saved: [], "not a saved conversation"),
         (lambda saved: saved | {"version": 1}, "version"),
-        (lambda saved: saved | {"turns": None}, "no saved conversation"),
-        (lambda saved: saved | {"system": 1}, "1 is no text"),
+        (lambda saved: saved | {"turns": None}, "not a saved conversation"),
+        (lambda saved: saved | {"system": 1}, "1 is not text"),
         (lambda saved: saved | {"waiting": [{"name": "a"}]}, "text"),
-        (lambda saved: saved | {"turns": [saved["turns"][0] | {"answer": None}]}, "no saved conversation"),
+        (lambda saved: saved | {"turns": [saved["turns"][0] | {"answer": None}]}, "not a saved conversation"),
         (lambda saved: saved | {"turns": [saved["turns"][0] | {"question": "\ud800"}]}, "surrogate"),
-        (lambda saved: saved | {"turns": [saved["turns"][0] | {"ids": ["a"]}]}, "no saved conversation"),
+        (lambda saved: saved | {"turns": [saved["turns"][0] | {"ids": ["a"]}]}, "not a saved conversation"),
     ],
 )
 def test_a_file_of_something_else_is_refused(conversation, tmp_path, change, words):
@@ -76,5 +76,5 @@ def test_a_file_of_something_else_is_refused(conversation, tmp_path, change, wor
         load_conversation(path)
     assert "/save" in caught.value.hint
     path.write_bytes(b"\xff{")
-    with pytest.raises(PromptError, match="no saved conversation"):
+    with pytest.raises(PromptError, match="not a saved conversation"):
         load_conversation(path)

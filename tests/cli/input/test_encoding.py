@@ -44,5 +44,5 @@ def test_utf_8_that_was_cut_within_a_character_is_read_with_a_warning(cut):
     "data", [b"\x89PNG\r\n\x1a\n\0\0", b"\x1f\x8b\x08\x00abc\xff\xfe", bytes(range(256)) * 20, b"text \0 and more"]
 )
 def test_what_is_no_text_is_refused(data):
-    with pytest.raises(PromptError, match=r"^a.bin is (no text|binary)"):
+    with pytest.raises(PromptError, match=r"^a.bin is (not text|binary)"):
         decode(data, "a.bin", pytest.fail)

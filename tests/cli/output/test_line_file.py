@@ -14,7 +14,7 @@ RESULT = b'{"type": "result", "id": 1, "line": 1}\n'
 def test_a_foreign_file_of_one_line_is_not_touched(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_bytes(text)
-    with pytest.raises(SettingsError, match="line 1 is no "):
+    with pytest.raises(SettingsError, match="line 1 is not "):
         ResultFile(path, pytest.fail)
     assert path.read_bytes() == text
 

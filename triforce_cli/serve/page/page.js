@@ -190,7 +190,7 @@ async function take([file]) {
     show({ name: file.name, text });
     say("");
   } catch {
-    say(`${file.name} is no text in UTF-8`, true);
+    say(`${file.name} is not text in UTF-8`, true);
   }
 }
 
