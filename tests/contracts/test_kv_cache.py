@@ -125,7 +125,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_after_any_history_attention_is_over_the_committed_sequence(new, steps):
     subject = new()

@@ -221,6 +221,7 @@ def test_weights_that_stay_quantised(level):
     assert counted["activations"] == unrounded["activations"] + DEQUANTIZED_BYTES
 
 
+@pytest.mark.long
 def test_a_selection_at_128k_takes_no_more_than_is_counted_for_it():
     """With short chunks of a prompt, a selection is the moment when most memory is in use."""
     run = Run(replace(request("7B", 0), prefill_chunk=256))

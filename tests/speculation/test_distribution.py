@@ -49,7 +49,7 @@ def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, dra
     assert p_value(top, SAMPLINGS[sampling], runs) > SIGNIFICANCE
 
 
-@pytest.mark.daily("naive")
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["naive", "triforce"])
 def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, monkeypatch):
     """The reference implementation's mistake."""
