@@ -50,7 +50,7 @@ def test_ctrl_c_and_errors_have_their_exit_codes(server, triforce_here, monkeypa
     refused(triforce_here(*ASKED, "--regex", "a+", "--server", server), "--regex is not for a server")
     refused(triforce_here(*ASKED, "--json-schema", "{}", "--server", server), "no end-of-sequence token")
     refused(triforce_here("generate", "x" * 5000, "--server", server), "the server: ")
-    refused(triforce_here(*ASKED, "--server", "ftp://x"), "no URL")
+    refused(triforce_here(*ASKED, "--server", "ftp://x"), "is not a URL")
     assert_error(triforce_here(*ASKED, "--server", "127.0.0.1:1"), 1, "does not answer", "triforce serve")
     event = Renderer.event
 

@@ -97,7 +97,7 @@ class _Connection:
         try:
             self._http = kinds[parts.scheme](parts.hostname or "", parts.port, timeout=_CONNECT_S)
         except (KeyError, ValueError):
-            raise SettingsError(f"--server {server} is no URL", "give one such as http://127.0.0.1:8000") from None
+            raise SettingsError(f"--server {server} is not a URL", "give one such as http://127.0.0.1:8000") from None
         self._path, self._server = parts.path.rstrip("/").removesuffix("/v1"), server
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ def run_server(
     options: ServeOptions, request: Request, terminal: Terminal, output: OutputOptions, display: Display
 ) -> int:
     """Serve until a signal; return the exit code. Raises TriforceError for what is wrong before that."""
+    alone = replace(request.settings, parallel=replace(request.settings.parallel, tensor_parallel=1))
+    request = replace(request, settings=alone)  # one of the GPUs that a profile describes serves
     opened = open_request(request, terminal, output.quiet)
     opened, context = _with_context(opened, options.context, terminal)
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
