@@ -39,6 +39,12 @@ def test_a_dry_run_prints_the_plan(triforce_here):
     assert answer.returncode == 0 and "512" in answer.stdout
 
 
+def test_of_several_gpus_the_first_one_serves(triforce_here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    answer = triforce_here("serve", "--gpu", "2x-rtx-4090", "--context", 512, "--dry-run")
+    assert answer.returncode == 0 and "the first one is used" in answer.stderr, answer.stderr
+
+
 @contextmanager
 def server(model, home, *options):
     """Yield a process that listens, and a client of it."""
