@@ -40,7 +40,8 @@ def test_a_dry_run_prints_the_plan(triforce_here):
 
 
 def test_of_several_gpus_the_first_one_serves(triforce_here, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    starts = "triforce_cli.run.opened_request.ranks_to_start"  # as where both GPUs are there
+    monkeypatch.setattr(starts, lambda settings: 0 if settings.parallel.tensor_parallel == 1 else 2)
     answer = triforce_here("serve", "--gpu", "2x-rtx-4090", "--context", 512, "--dry-run")
     assert answer.returncode == 0 and "the first one is used" in answer.stderr, answer.stderr
 
