@@ -50,10 +50,11 @@ class TextLayout:
 
     @property
     def holds_word(self) -> bool:
+        """Return whether a word is held back that `rest` would return."""
         return bool(self._word)
 
     def rest(self) -> str:
-        """Return the word that was held back, which goes on no more."""
+        """Return the word that was held back: no more text follows it."""
         word, self._word = self._word, ""
         return self._placed(word)
 
@@ -84,6 +85,6 @@ def _is_doubtful(char: str) -> bool:
     """Return whether terminals disagree on the width of this character or of its neighbours."""
     if char < "\u00ad":
         return False
-    selector_or_flag_or_skin = "\ufe00" <= char <= "\ufe0f" or "\U0001f1e6" <= char <= "\U0001f1ff"
-    selector_or_flag_or_skin |= "\U0001f3fb" <= char <= "\U0001f3ff"
-    return selector_or_flag_or_skin or unicodedata.category(char) in ("Cf", "Mc", "Me", "Cn", "Co")
+    is_modifier = "\ufe00" <= char <= "\ufe0f" or "\U0001f3fb" <= char <= "\U0001f3ff"  # variation, skin tone
+    is_flag = "\U0001f1e6" <= char <= "\U0001f1ff"
+    return is_modifier or is_flag or unicodedata.category(char) in ("Cf", "Mc", "Me", "Cn", "Co")

@@ -31,7 +31,7 @@ _FIELDS = {"max_new_tokens": "max_tokens"}  # names of settings in the API that 
 _SENT = {"model", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop"}
 _SENT |= {"frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range"}
 _SENT |= {"no_repeat_ngram", "method", "budget", "gamma1", "gamma2"}
-_LOCAL = ("verify", "dry_run", "truncate", "extend_context", "quote")  # flags of what this process would do itself
+_LOCAL = ("verify", "dry_run", "truncate", "extend_context", "quote")  # flags that only a local run can follow
 _CONNECT_S = 10
 _REASONS = {"stop": "eos"}
 
@@ -159,7 +159,7 @@ def _chunk_events(chunk: dict[str, Any], usage: dict[str, Any]) -> Iterator[Even
 
 
 def _refusal(status: int, body: bytes) -> TriforceError:
-    """Return the error of a response that is no answer."""
+    """Return the error that a response with a status other than 200 describes."""
     message, hint = f"status {status}", "without --server, it runs in this process"
     with suppress(ValueError, KeyError, TypeError):
         error = json.loads(body)["error"]
